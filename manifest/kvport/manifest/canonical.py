@@ -1,0 +1,100 @@
+"""Canonical JSON: one byte form per value, and a reader that accepts no other.
+
+The subset of RFC 8785 (JCS) that needs no float rules and no UTF-16 ordering: UTF-8;
+objects with ASCII keys `[a-z][a-z0-9_]*`; strings, booleans, arrays, objects, integers
+within +-(2**53 - 1). No float, null, BOM, or trailing newline. In this subset sorted
+`json.dumps` output equals JCS; the tests hold it against the `rfc8785` package.
+"""
+
+import json
+import re
+from typing import Any, Final, NoReturn
+
+from kvport.manifest.errors import FormatError, LimitExceededError
+from kvport.manifest.limits import JSON_DEPTH
+
+_KEY: Final = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+_INTEGER: Final = (1 << 53) - 1
+_DIGITS: Final = 17  # of the largest integer, with its sign
+
+
+def canonical_dumps(value: object) -> bytes:
+    """Encode.
+
+    Raises:
+        FormatError: the value is outside of the subset.
+        LimitExceededError: nested deeper than `JSON_DEPTH`.
+    """
+    _check(value, JSON_DEPTH)
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FormatError("a string holds a lone surrogate") from error
+
+
+def strict_loads(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Decode bytes that are exactly what `canonical_dumps` would give.
+
+    Raises:
+        FormatError: any other bytes.
+        LimitExceededError: nested deeper than `JSON_DEPTH`.
+    """
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_refuse,
+            parse_constant=_refuse,
+        )
+    except (ValueError, RecursionError) as error:
+        raise FormatError("not canonical JSON") from error
+    if canonical_dumps(value) != data:
+        raise FormatError("JSON, but not in canonical form")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("duplicate key")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError("an integer has too many digits")
+    return int(text)
+
+
+def _refuse(_text: str) -> NoReturn:
+    raise ValueError("a number is not an integer")
+
+
+def _check(value: object, depth: int) -> None:
+    kind = type(value)
+    if kind is str or kind is bool:
+        return
+    if isinstance(value, int):
+        if not -_INTEGER <= value <= _INTEGER:
+            raise FormatError("an integer is out of range")
+        return
+    if depth == 0:
+        raise LimitExceededError("nested too deeply")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if type(name) is not str or not _KEY.fullmatch(name):
+                raise FormatError("an object's key is not [a-z][a-z0-9_]*")
+            _check(item, depth - 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, depth - 1)
+    else:
+        raise FormatError(f"{kind.__name__} has no place in canonical JSON")

@@ -1,0 +1,151 @@
+"""Errors with stable codes: what a caller may match on, and what a person can do.
+
+Every refusal of kvport is a `KvportError` with:
+
+* `code`: a stable string, the same in Python, over HTTP and on the command line;
+* `cause` and `advice`: one sentence each, from which `docs/errors.md` is made;
+* `fields`: names of what differed, where there are such names.
+
+Messages never hold token ids, prompt text, keys or paths of the machine. Nothing here
+knows of HTTP: `kvport.api.problems` maps codes to statuses.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+
+class KvportError(Exception):
+    """Base of all errors that kvport raises on purpose."""
+
+    code: ClassVar[str] = "internal"
+    cause: ClassVar[str] = "A defect in kvport."
+    advice: ClassVar[str] = "Report it with the server's log."
+
+    def __init__(self, message: str, *, fields: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = tuple(fields)
+
+
+def all_codes() -> Iterator[type[KvportError]]:
+    """All error classes that carry a code of their own, sorted by code."""
+    found: dict[str, type[KvportError]] = {}
+    queue: list[type[KvportError]] = [KvportError]
+    while queue:
+        cls = queue.pop()
+        queue.extend(cls.__subclasses__())
+        if "code" in cls.__dict__:
+            found[cls.code] = cls
+    yield from (found[code] for code in sorted(found))
+
+
+class FormatError(KvportError):
+    """The bytes are not the one form that the format permits."""
+
+    code = "format"
+    cause = "The file is damaged, or was not written by kvport."
+    advice = "Export it again; if it was copied, copy it again and compare sizes."
+
+
+class UnsupportedVersionError(FormatError):
+    """A format version, payload type or algorithm that this build does not read."""
+
+    code = "unsupported_version"
+    cause = "The artifact was written in another version of the format."
+    advice = "Use the same version of kvport on both machines."
+
+
+class LimitExceededError(KvportError):
+    """A declared size or count is above the format's limits."""
+
+    code = "limit_exceeded"
+    cause = "The artifact declares more than the format or this server allows."
+    advice = "Export a shorter prefix, or raise the server's limit if it is its own."
+
+
+class SignatureError(KvportError):
+    """A signature does not verify."""
+
+    code = "signature"
+    cause = "The manifest was changed after it was signed, or the key is another."
+    advice = "Do not use the file; export it again from its origin."
+
+
+class UntrustedKeyError(KvportError):
+    """The signer is not in the allow-list, or not for this use."""
+
+    code = "untrusted_key"
+    cause = "No entry of this machine's trust list allows the signer to do this."
+    advice = "Compare fingerprints with `kvport keys show`, then `kvport trust add`."
+
+
+class WeakKeyError(KvportError):
+    """A public key of small order, under which anyone could sign."""
+
+    code = "weak_key"
+    cause = "The public key is one of the small-order Ed25519 points."
+    advice = "Refuse it: a real key is never one of these."
+
+
+class ExpiredError(KvportError):
+    """The artifact is past its expiry, or from the future."""
+
+    code = "expired"
+    cause = "The artifact's time window does not include this machine's clock."
+    advice = "Export it again, or check both machines' clocks."
+
+
+class ScopeError(KvportError):
+    """Audience or scope do not allow an import here."""
+
+    code = "wrong_scope"
+    cause = "The artifact was issued for another scope or audience."
+    advice = "Export it for this scope, or allow the scope in the trust entry."
+
+
+class BindingMismatchError(KvportError):
+    """State identity, tokenizer or block size differ: `fields` says which."""
+
+    code = "binding_mismatch"
+    cause = "The state was computed by another model, tokenizer or engine version."
+    advice = "Serve the very same model files with the same versions on both machines."
+
+
+class ArithmeticMismatchError(KvportError):
+    """Segments, points or sizes contradict each other or the layout."""
+
+    code = "arithmetic"
+    cause = "Sizes or positions in the manifest do not add up."
+    advice = "Do not use the file; export it again from its origin."
+
+
+class TokenMismatchError(KvportError):
+    """The token entry is not the one that the manifest binds."""
+
+    code = "token_mismatch"
+    cause = "The token ids were changed after the manifest was signed."
+    advice = "Do not use the file; export it again from its origin."
+
+
+class DigestMismatchError(KvportError):
+    """Bytes of a blob do not have the digest that was signed."""
+
+    code = "digest_mismatch"
+    cause = "A blob was damaged or exchanged on the way."
+    advice = "Copy or export the file again."
+
+
+class ContainerError(FormatError):
+    """The tar container is not the one form that the format permits."""
+
+    code = "container"
+    cause = "The file was cut, extended or changed outside of its blobs."
+    advice = "Copy or export the file again; never repack it with other tools."
+
+
+class TensorHeaderError(FormatError):
+    """A blob's safetensors header is not the one derived from the signed layout."""
+
+    code = "tensor_header"
+    cause = "A blob was not written by kvport for this layout."
+    advice = "Do not use the file; export it again from its origin."

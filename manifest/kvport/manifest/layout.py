@@ -1,0 +1,323 @@
+"""The layout of a model's state, and the one safetensors header it permits.
+
+A layout lists the cache objects of a model, each with its layer class and its tensors
+(*leaves*). Everything about a blob follows from layout, class and row count: its
+tensors, their order, its header byte for byte, its size. So a blob's own header is
+never an authority: it is derived here and compared.
+
+Tensors are named `<cache>.<leaf>`: `3.k`, or `3.1.v` for member 1 of a cache list. They
+stand in a blob sorted by name, without gaps; the header has no `__metadata__` and is
+padded with spaces to a multiple of 8 bytes. Format of the container: safetensors
+("u64 little-endian header length, JSON header, data").
+"""
+
+import json
+import math
+import re
+import struct
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final
+
+import attrs
+
+from kvport.manifest.errors import (
+    ArithmeticMismatchError,
+    FormatError,
+    LimitExceededError,
+    TensorHeaderError,
+)
+from kvport.manifest.fields import take, take_exact
+from kvport.manifest.limits import BLOB_BYTES, CACHES, LEAVES
+
+DTYPE_BYTES: Final = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8,
+}  # fmt: skip
+ROWS: Final = -1
+"""The dimension of a leaf's shape that counts rows (tokens)."""
+
+_PATH: Final = re.compile(r"(0|[1-9][0-9]{0,3})(\.(0|[1-9][0-9]{0,3})){0,3}", re.ASCII)
+_LEAF: Final = re.compile(r"[a-z][a-z0-9_]{0,15}", re.ASCII)
+
+
+class LayerClass(StrEnum):
+    """How a layer's state relates to positions."""
+
+    FULL = "full"
+    """Rows kept for ever."""
+    WINDOWED = "windowed"
+    """Rows needed only within `window` of a restore point."""
+    WHOLE = "whole"
+    """One state at one position."""
+
+
+class BlobClass(StrEnum):
+    """What a blob holds; one blob per segment or boundary and class."""
+
+    KV = "kv"
+    WINDOW = "window"
+    STATE = "state"
+
+    @property
+    def layer_class(self) -> LayerClass:
+        """The layers whose tensors blobs of this class hold."""
+        return _LAYER_OF_BLOB[self]
+
+
+_LAYER_OF_BLOB: Final = {
+    BlobClass.KV: LayerClass.FULL,
+    BlobClass.WINDOW: LayerClass.WINDOWED,
+    BlobClass.STATE: LayerClass.WHOLE,
+}
+
+
+class CacheKind(StrEnum):
+    """Closed registry of cache objects; never a class name from a file."""
+
+    KV = "kv"
+    ROTATING = "rotating"
+    ARRAYS = "arrays"
+
+
+CLASS_OF_KIND: Final = {
+    CacheKind.KV: LayerClass.FULL,
+    CacheKind.ROTATING: LayerClass.WINDOWED,
+    CacheKind.ARRAYS: LayerClass.WHOLE,
+}
+
+
+@attrs.frozen
+class LeafSpec:
+    """One tensor of a cache object; a `ROWS` dimension stands for the row count."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def resolve(self, rows: int) -> tuple[int, ...]:
+        """The shape with `rows` in place of the row dimension."""
+        return tuple(rows if dim == ROWS else dim for dim in self.shape)
+
+
+@attrs.frozen
+class CacheLayout:
+    """One cache object: `path` is its index, dotted for members of a cache list."""
+
+    path: str
+    kind: CacheKind
+    window: int | None
+    leaves: tuple[LeafSpec, ...]
+
+    @property
+    def layer_class(self) -> LayerClass:
+        """Follows from the kind."""
+        return CLASS_OF_KIND[self.kind]
+
+
+@attrs.frozen
+class TensorSpec:
+    """One tensor of a blob; `offset` counts from the start of the blob."""
+
+    name: str
+    cache: int
+    """Index into `StateLayout.caches`."""
+    leaf: int
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@attrs.frozen
+class BlobLayout:
+    """What a blob must be: header bytes, tensors in order, total size in bytes."""
+
+    header: bytes
+    tensors: tuple[TensorSpec, ...]
+    size: int
+
+    def check_header(self, received: bytes) -> None:
+        """Compare the first bytes of a blob with the derived header.
+
+        Raises:
+            TensorHeaderError: any difference.
+        """
+        if received != self.header:
+            raise TensorHeaderError("a blob's header is not the derived one")
+
+
+@attrs.frozen(slots=False)
+class StateLayout:
+    """The cache objects of a model, in their order."""
+
+    caches: tuple[CacheLayout, ...]
+
+    def has(self, blob_class: BlobClass) -> bool:
+        """Whether blobs of this class exist for the model at all."""
+        return blob_class in self.blob_classes
+
+    @cached_property
+    def blob_classes(self) -> tuple[BlobClass, ...]:
+        """The classes of blobs that this layout has, in the order kv, window, state."""
+        present = {cache.layer_class for cache in self.caches}
+        return tuple(c for c in BlobClass if c.layer_class in present)
+
+    @cached_property
+    def max_window(self) -> int:
+        """Rows before a restore point that windowed layers need; 0 without any."""
+        return max((cache.window or 0 for cache in self.caches), default=0)
+
+    @property
+    def full_only(self) -> bool:
+        """Whether every row is a restore point."""
+        return self.blob_classes == (BlobClass.KV,)
+
+    def blob(self, blob_class: BlobClass, rows: int) -> BlobLayout:
+        """Derive a blob's header, tensors and size.
+
+        Args:
+            blob_class: which layers.
+            rows: tokens in the segment (its end - start); of no account for `state`.
+                Windowed layers keep the last `min(rows, window)` of them.
+
+        Raises:
+            ArithmeticMismatchError: no rows, or the layout has no such layers.
+            LimitExceededError: the blob would be larger than the format allows.
+        """
+        if blob_class is BlobClass.STATE:
+            rows = 1
+        if (found := self._derived.get((blob_class, rows))) is None:
+            if rows < 1 or not self.has(blob_class):
+                raise ArithmeticMismatchError("no such blob in this layout")
+            found = self._derived[blob_class, rows] = self._derive(blob_class, rows)
+        return found
+
+    @cached_property
+    def _derived(self) -> dict[tuple[BlobClass, int], BlobLayout]:
+        return {}
+
+    def _derive(self, blob_class: BlobClass, rows: int) -> BlobLayout:
+        named = sorted(
+            (f"{cache.path}.{leaf.name}", c, j)
+            for c, cache in enumerate(self.caches)
+            if cache.layer_class is blob_class.layer_class
+            for j, leaf in enumerate(cache.leaves)
+        )
+        header: dict[str, Any] = {}
+        sizes: list[tuple[tuple[int, ...], int, int]] = []
+        offset = 0
+        for name, c, j in named:
+            cache, leaf = self.caches[c], self.caches[c].leaves[j]
+            shape = leaf.resolve(min(rows, cache.window or rows))
+            nbytes = math.prod(shape) * DTYPE_BYTES[leaf.dtype]
+            sizes.append((shape, offset, nbytes))
+            if (offset := offset + nbytes) > BLOB_BYTES:
+                raise LimitExceededError("a blob of this layout would be too large")
+            header[name] = {
+                "dtype": leaf.dtype,
+                "shape": list(shape),
+                "data_offsets": [offset - nbytes, offset],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode("ascii")
+        text += b" " * (-len(text) % 8)
+        head = struct.pack("<Q", len(text)) + text
+        tensors = tuple(
+            TensorSpec(
+                name=name,
+                cache=c,
+                leaf=j,
+                dtype=self.caches[c].leaves[j].dtype,
+                shape=shape,
+                offset=len(head) + start,
+                nbytes=nbytes,
+            )
+            for (name, c, j), (shape, start, nbytes) in zip(named, sizes, strict=True)
+        )
+        return BlobLayout(head, tensors, len(head) + offset)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The JSON form that manifests carry."""
+        return [_cache_to_json(cache) for cache in self.caches]
+
+    @classmethod
+    def from_json(cls, value: object) -> "StateLayout":
+        """Decode, refusing whatever is unknown, missing or out of range.
+
+        Raises:
+            FormatError: the value is not a layout.
+            LimitExceededError: too many caches or leaves.
+        """
+        if not isinstance(value, list) or not value:
+            raise FormatError("the layout is not a list")
+        if len(value) > CACHES:
+            raise LimitExceededError("the layout has too many caches")
+        caches = tuple(_cache_from_json(item) for item in value)
+        order = [tuple(map(int, cache.path.split("."))) for cache in caches]
+        if order != sorted(set(order)):
+            raise FormatError("the layout's caches are not in order")
+        return cls(caches)
+
+
+def _cache_to_json(cache: CacheLayout) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "cache": cache.path,
+        "class": cache.layer_class.value,
+        "kind": cache.kind.value,
+        "leaves": [
+            {"dtype": leaf.dtype, "name": leaf.name, "shape": list(leaf.shape)}
+            for leaf in cache.leaves
+        ],
+    }
+    if cache.window is not None:
+        value["window"] = cache.window
+    return value
+
+
+def _cache_from_json(value: object) -> CacheLayout:
+    windowed = isinstance(value, dict) and "window" in value
+    names = ["cache", "class", "kind", "leaves", *(["window"] if windowed else [])]
+    data = take_exact(value, names)
+    try:
+        kind = CacheKind(take(data, "kind", str))
+    except ValueError as error:
+        raise FormatError("a cache in the layout is of an unknown kind") from error
+    path = take(data, "cache", str)
+    layer_class = CLASS_OF_KIND[kind]
+    window = take(data, "window", int) if windowed else None
+    if data["class"] != layer_class.value or not _PATH.fullmatch(path):
+        raise FormatError("a cache in the layout contradicts itself")
+    if (layer_class is LayerClass.WINDOWED) != windowed:
+        raise FormatError("only windowed caches have a window")
+    if window is not None and not 0 < window < 1 << 31:
+        raise FormatError("a window is out of range")
+    leaves = take(data, "leaves", list)
+    if not 0 < len(leaves) <= LEAVES:
+        raise LimitExceededError("a cache in the layout has too many leaves, or none")
+    specs = tuple(_leaf_from_json(leaf, layer_class) for leaf in leaves)
+    if len({spec.name for spec in specs}) != len(specs):
+        raise FormatError("two leaves of a cache have one name")
+    return CacheLayout(path, kind, window, specs)
+
+
+def _leaf_from_json(value: object, layer_class: LayerClass) -> LeafSpec:
+    data = take_exact(value, ["dtype", "name", "shape"])
+    name, dtype = take(data, "name", str), take(data, "dtype", str)
+    shape = take(data, "shape", list)
+    if not _LEAF.fullmatch(name) or dtype not in DTYPE_BYTES:
+        raise FormatError("a leaf has an unknown name or dtype")
+    if not 0 < len(shape) <= 8 or not all(_is_dimension(dim) for dim in shape):
+        raise FormatError("a leaf's shape is out of range")
+    if shape.count(ROWS) != (0 if layer_class is LayerClass.WHOLE else 1):
+        raise FormatError("a leaf's row dimension does not fit its class")
+    return LeafSpec(name, dtype, tuple(shape))
+
+
+def _is_dimension(dim: object) -> bool:
+    return type(dim) is int and (dim == ROWS or 0 < dim < 1 << 31)
+
+
+def row_axis(shape: Sequence[int]) -> int:
+    """Index of the row dimension in a leaf's shape."""
+    return tuple(shape).index(ROWS)

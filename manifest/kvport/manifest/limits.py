@@ -1,0 +1,24 @@
+"""Every cap of format v1, with units, in one place (artifact-format 3.3)."""
+
+from typing import Final
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+ENVELOPE_BYTES: Final = 16 * MIB
+PAYLOAD_BYTES: Final = 12 * MIB
+JSON_DEPTH: Final = 8
+"""Nested arrays and objects in a payload."""
+SEGMENTS: Final = 16_384
+POINTS: Final = 1_024
+SIGNATURES: Final = 8
+STRING_BYTES: Final = 512
+TOKENS: Final = 1 << 20
+"""Tokens of one prefix; the token entry has four bytes each."""
+BLOB_BYTES: Final = GIB
+ARTIFACT_BYTES: Final = 64 * GIB
+CACHES: Final = 4_096
+"""Cache objects in a layout."""
+LEAVES: Final = 64
+"""Tensors of one cache object."""
+CLOCK_SKEW_SECONDS: Final = 300

@@ -1,0 +1,96 @@
+"""Token ids as bytes, and key(p): the name of an exact prefix.
+
+With `KDF(domain, bytes)` = BLAKE3 derive_key, block size B, state identity digest I:
+
+    h_0    = KDF(key-root, u32le(B) || I)
+    h_i    = KDF(key, h_{i-1} || u32le(B) || ids of block i)
+    key(p) = h_i                                          for p = B*i
+    key(p) = KDF(key, h_i || u32le(r) || r ids)           for p = B*i + r, 0 < r < B
+
+A key depends on state identity, block size and token ids only, never on how storage is
+cut. The length before the ids separates a short last block from a full one.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final, NewType
+
+from kvport.manifest.digests import Key, derive
+from kvport.manifest.domains import Domain
+from kvport.manifest.errors import FormatError, LimitExceededError
+from kvport.manifest.limits import TOKENS
+
+TokenId = NewType("TokenId", int)
+TOKEN_SIZE: Final = 4
+BLOCK_SIZE: Final = 256
+"""Default tokens in a block."""
+
+
+def encode_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as u32 little-endian, 4 bytes each.
+
+    Raises:
+        FormatError: an id is not an integer in 0..2**32-1.
+    """
+    try:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError) as error:
+        raise FormatError("a token id is not an unsigned 32-bit integer") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def decode_tokens(data: bytes) -> list[int]:
+    """Inverse of `encode_tokens`.
+
+    Raises:
+        FormatError: the length is not a multiple of four.
+        LimitExceededError: more than `TOKENS` ids.
+    """
+    if len(data) % TOKEN_SIZE:
+        raise FormatError("the token entry is not a whole number of ids")
+    if len(data) > TOKENS * TOKEN_SIZE:
+        raise LimitExceededError("the token entry is longer than a prefix may be")
+    unpacked = array("I")
+    unpacked.frombytes(data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked.tolist()
+
+
+def prefix_keys(
+    identity: bytes, block_size: int, tokens: bytes, ends: Iterable[int]
+) -> list[Key]:
+    """key(p) for each p of `ends`.
+
+    Args:
+        identity: digest of the state identity, 32 bytes.
+        block_size: tokens in a block.
+        tokens: encoded token ids of the prefix (`encode_tokens`).
+        ends: positions, ascending, each at most the number of tokens.
+
+    Raises:
+        ValueError: `ends` is not ascending, or goes beyond the tokens.
+    """
+    chain = derive(Domain.KEY_ROOT, struct.pack("<I", block_size) + identity)
+    full = struct.pack("<I", block_size)
+    step = block_size * TOKEN_SIZE
+    done = 0  # full blocks hashed into `chain`
+    keys: list[Key] = []
+    for end in ends:
+        if end < done * block_size or end * TOKEN_SIZE > len(tokens):
+            raise ValueError("positions must ascend and stay within the tokens")
+        blocks, rest = divmod(end, block_size)
+        while done < blocks:
+            ids = tokens[done * step : (done + 1) * step]
+            chain = derive(Domain.KEY, chain + full + ids)
+            done += 1
+        if rest:
+            ids = tokens[done * step : end * TOKEN_SIZE]
+            keys.append(Key(derive(Domain.KEY, chain + struct.pack("<I", rest) + ids)))
+        else:
+            keys.append(Key(chain))
+    return keys
