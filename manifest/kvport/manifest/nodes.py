@@ -1,7 +1,7 @@
 """NodeId: the name of one stored path of segments, in one variant.
 
     NodeId = KDF(node, parent id || key(end) || for kv, window, state in this order:
-                 one byte 1 and the blob's digest if there is such a blob, else one byte 0)
+                 byte 1 and the blob's digest if there is such a blob, else byte 0)
 
 The same tokens may be stored in several variants (computed here, elsewhere, by decode):
 each is a path of its own, and equal bytes under the same parent are one node.
