@@ -1,9 +1,10 @@
 """Canonical JSON: one byte form per value, and a reader that accepts no other.
 
 The subset of RFC 8785 (JCS) that needs no float rules and no UTF-16 ordering: UTF-8;
-objects with ASCII keys `[a-z][a-z0-9_]*`; strings, booleans, arrays, objects, integers
-within +-(2**53 - 1). No float, null, BOM, or trailing newline. In this subset sorted
-`json.dumps` output equals JCS; the tests hold it against the `rfc8785` package.
+objects with ASCII keys `[a-z][a-z0-9_]*`; strings of at most `STRING_BYTES`, booleans,
+arrays, objects, integers within +-(2**53 - 1). No float, null, BOM, trailing newline.
+In this subset sorted `json.dumps` output equals JCS; the tests hold it against the
+`rfc8785` package.
 """
 
 import json
@@ -11,7 +12,7 @@ import re
 from typing import Any, Final, NoReturn
 
 from kvport.manifest.errors import FormatError, LimitExceededError
-from kvport.manifest.limits import JSON_DEPTH
+from kvport.manifest.limits import JSON_DEPTH, STRING_BYTES
 
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _INTEGER: Final = (1 << 53) - 1
@@ -23,20 +24,11 @@ def canonical_dumps(value: object) -> bytes:
 
     Raises:
         FormatError: the value is outside of the subset.
-        LimitExceededError: nested deeper than `JSON_DEPTH`.
+        LimitExceededError: nested deeper than `JSON_DEPTH`, or a string is too long.
     """
     _check(value, JSON_DEPTH)
-    text = json.dumps(
-        value,
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise FormatError("a string holds a lone surrogate") from error
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8")
 
 
 def strict_loads(data: bytes) -> Any:  # noqa: ANN401 - JSON
@@ -44,7 +36,7 @@ def strict_loads(data: bytes) -> Any:  # noqa: ANN401 - JSON
 
     Raises:
         FormatError: any other bytes.
-        LimitExceededError: nested deeper than `JSON_DEPTH`.
+        LimitExceededError: nested deeper than `JSON_DEPTH`, or a string is too long.
     """
     try:
         value = json.loads(
@@ -79,22 +71,28 @@ def _refuse(_text: str) -> NoReturn:
 
 
 def _check(value: object, depth: int) -> None:
-    kind = type(value)
-    if kind is str or kind is bool:
-        return
-    if isinstance(value, int):
-        if not -_INTEGER <= value <= _INTEGER:
-            raise FormatError("an integer is out of range")
+    if not isinstance(value, dict | list):
+        _check_scalar(value)
         return
     if depth == 0:
         raise LimitExceededError("nested too deeply")
     if isinstance(value, dict):
-        for name, item in value.items():
+        for name in value:
             if type(name) is not str or not _KEY.fullmatch(name):
                 raise FormatError("an object's key is not [a-z][a-z0-9_]*")
-            _check(item, depth - 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check(item, depth - 1)
-    else:
-        raise FormatError(f"{kind.__name__} has no place in canonical JSON")
+    for item in value.values() if isinstance(value, dict) else value:
+        _check(item, depth - 1)
+
+
+def _check_scalar(value: object) -> None:
+    if type(value) is str:
+        try:
+            size = len(value.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise FormatError("a string holds a lone surrogate") from error
+        if size > STRING_BYTES:
+            raise LimitExceededError("a string is too long")
+    elif not isinstance(value, int):
+        raise FormatError(f"{type(value).__name__} has no place in canonical JSON")
+    elif not -_INTEGER <= value <= _INTEGER:
+        raise FormatError("an integer is out of range")

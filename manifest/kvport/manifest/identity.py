@@ -142,6 +142,8 @@ class Numerics:
         data = take_exact(value, [field.name for field in fields])
         for field in fields:
             take(data, field.name, field.type or object)
+        if data["chunk"] < 1 or data["blas_threads"] < 0:
+            raise FormatError("a numerics record has a number out of range")
         return cls(**data)
 
 

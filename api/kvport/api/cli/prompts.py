@@ -1,0 +1,113 @@
+"""The prompt of a command: an argument or one of three kinds of files.
+
+PROMPT | --prompt-file    text, continued as it stands
+--messages-file           a chat: a JSON list of messages, or an object with
+                          `messages` and optional `tools`, `chat_template_kwargs`
+--tokens-file             a JSON list of token ids
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import rich_click as click
+
+from kvport.api.cli.options import FILE
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+Prompt = dict[str, Any]
+"""The fields of a request that say what to run: exactly one of `prompt`, `messages`
+(with its companions) and `tokens`."""
+
+_CHAT: Final = frozenset({"messages", "tools", "chat_template_kwargs"})
+_HINTS: Final = {
+    "prompt_file": "--prompt-file",
+    "messages_file": "--messages-file",
+    "tokens_file": "--tokens-file",
+}
+
+
+def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument and the three options, as one parameter `prompt`."""
+
+    @functools.wraps(command)
+    def with_prompt(
+        *,
+        text: str | None,
+        prompt_file: Path | None,
+        messages_file: Path | None,
+        tokens_file: Path | None,
+        **rest: Any,
+    ) -> None:
+        files = {
+            "prompt_file": prompt_file,
+            "messages_file": messages_file,
+            "tokens_file": tokens_file,
+        }
+        command(prompt=_prompt(text, files), **rest)
+
+    for option in (
+        click.option("--tokens-file", type=FILE, help="A JSON list of token ids."),
+        click.option(
+            "--messages-file",
+            type=FILE,
+            help="A chat: a JSON list of messages, or an object with `messages` and"
+            " `tools`.",
+        ),
+        click.option("--prompt-file", type=FILE, help="A text, continued as it is."),
+        click.argument("text", metavar="[PROMPT]", required=False),
+    ):
+        with_prompt = option(with_prompt)
+    return with_prompt
+
+
+def _prompt(text: str | None, files: dict[str, Path | None]) -> Prompt:
+    given = {name: path for name, path in files.items() if path is not None}
+    if len(given) + (text is not None) != 1:
+        raise click.UsageError(
+            "Name one prompt: an argument, --prompt-file, --messages-file or"
+            " --tokens-file."
+        )
+    if text is not None:
+        return {"prompt": text}
+    ((name, path),) = given.items()
+    content = _read(path, _HINTS[name])
+    if name == "prompt_file":
+        return {"prompt": content}
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter("not JSON", param_hint=_HINTS[name]) from error
+    return _chat(value) if name == "messages_file" else _tokens(value)
+
+
+def _read(path: Path, hint: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise click.BadParameter(f"{path}: {reason}", param_hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise click.BadParameter("not text in UTF-8", param_hint=hint) from error
+
+
+def _chat(value: object) -> Prompt:
+    chat = {"messages": value} if isinstance(value, list) else value
+    if not isinstance(chat, dict) or not {"messages"} <= chat.keys() <= _CHAT:
+        raise click.BadParameter(
+            "neither a list of messages nor an object with `messages` and, if need be,"
+            " `tools` and `chat_template_kwargs`",
+            param_hint="--messages-file",
+        )
+    return chat
+
+
+def _tokens(value: object) -> Prompt:
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise click.BadParameter("not a list of token ids", param_hint="--tokens-file")
+    return {"tokens": value}

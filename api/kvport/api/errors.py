@@ -1,0 +1,78 @@
+"""Errors of the HTTP side: of the server, and of the client that talks to it.
+
+The base and the rules are in `kvport.manifest.errors`, statuses in `problems`.
+"""
+
+from kvport.manifest.errors import KvportError
+
+
+class BadRequestError(KvportError):
+    """A request that is not of the documented form; `fields` names the culprit."""
+
+    code = "bad_request"
+    cause = "The request's body, query or headers are not what this address takes."
+    advice = "Correct the named field; GET /schema describes every request."
+
+
+class UnauthorizedError(KvportError):
+    """No bearer key, or a wrong one."""
+
+    code = "unauthorized"
+    cause = "The request carries no API key, or not this server's."
+    advice = "Send `Authorization: Bearer KEY` with the key in <home>/keys/api.key."
+
+
+class WrongHostError(KvportError):
+    """The Host header is not an address of this server."""
+
+    code = "wrong_host"
+    cause = "The Host header is not a loopback name or address with the server's port."
+    advice = "Call the server by the address that `kvport serve` prints."
+
+
+class NotFoundError(KvportError):
+    """Nothing is at the address."""
+
+    code = "not_found"
+    cause = "The server has no such address, or knows no such artifact."
+    advice = "Check the address; GET /api/cache/artifacts lists what is known."
+
+
+class MethodNotAllowedError(KvportError):
+    """The address does not take this method."""
+
+    code = "method_not_allowed"
+    cause = "The address takes another HTTP method."
+    advice = "GET /schema lists the methods of each address."
+
+
+class NoServerError(KvportError):
+    """No server runs on the home."""
+
+    code = "no_server"
+    cause = "No process serves from this home."
+    advice = "Start one with `kvport serve --home DIR`, or name a server with --url."
+
+
+class WrongServerError(KvportError):
+    """Another server answers where the home's server should."""
+
+    code = "wrong_server"
+    cause = "What answers at the address is not the server of this home; no key was sent."
+    advice = "Restart the home's server, or pass the --home that belongs to --url."
+
+
+class UnreachableError(KvportError):
+    """No answer, or the connection broke."""
+
+    code = "unreachable"
+    cause = "The server does not answer, or the connection to it broke."
+    advice = "Check that the server still runs, and its log; then try again."
+
+
+class IncompleteError(KvportError):
+    """A download ended early; nothing is left at its destination."""
+
+    code = "incomplete"
+    cause = "The server broke the transfer off: stored state was found damaged."
+    advice = "See the server's log, send the prompt again, then export again."

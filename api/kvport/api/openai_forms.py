@@ -1,0 +1,161 @@
+"""Answers in the forms of OpenAI's API: chat and plain, whole and in chunks.
+
+Extensions, which clients of that API skip over: `token_ids` with every choice. Numbers
+are written so that they read back to the same bits: a float32 log-probability is exact.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from kvport.snapshot.engine.requests import Generated
+
+Json = dict[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """What a request took, in tokens."""
+
+    prompt: int
+    generated: int
+    restored: int
+
+    def to_json(self) -> Json:
+        """As the API has it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": self.restored},
+        }
+
+
+@attrs.frozen(kw_only=True)
+class Form:
+    """One answer's frame; the subclasses fill the choice in.
+
+    Attributes:
+        model: the model's name.
+        decode: text of one token.
+        with_logprobs: whether logprobs were asked for.
+        ident: the answer's id.
+        created: Unix time in seconds.
+    """
+
+    model: str
+    decode: Callable[[int], str]
+    with_logprobs: bool
+    ident: str
+    created: int = attrs.field(factory=lambda: int(time.time()))
+
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def whole(self, tokens: Sequence[Generated], usage: Usage) -> Json:
+        """The answer in one piece."""
+        text = "".join(token.text for token in tokens)
+        choice = self._choice(tokens) | self._whole_text(text)
+        return self._frame(self.whole_object, [choice]) | {"usage": usage.to_json()}
+
+    def opening(self) -> Json | None:
+        """The chunk before the first token, if the form has one."""
+        return None
+
+    def chunk(self, token: Generated) -> Json:
+        """One token's chunk."""
+        choice = self._choice([token]) | self._chunk_text(token.text)
+        return self._frame(self.chunk_object, [choice])
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        """The last chunk, where usage was asked for."""
+        return self._frame(self.chunk_object, []) | {"usage": usage.to_json()}
+
+    def _frame(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.ident,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _choice(self, tokens: Sequence[Generated]) -> Json:
+        return {
+            "index": 0,
+            "finish_reason": tokens[-1].finish if tokens else None,
+            "logprobs": self._logprobs(tokens) if self.with_logprobs else None,
+            "token_ids": [token.token for token in tokens],
+        }
+
+    def _whole_text(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _chunk_text(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, tokens: Sequence[Generated]) -> Json:
+        raise NotImplementedError
+
+
+@attrs.frozen(kw_only=True)
+class ChatForm(Form):
+    """`/v1/chat/completions`."""
+
+    ident: str = attrs.field(factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self) -> Json:
+        """The chunk that names the role."""
+        choice = self._choice([]) | {"delta": {"role": "assistant", "content": ""}}
+        return self._frame(self.chunk_object, [choice])
+
+    def _whole_text(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _chunk_text(self, text: str) -> Json:
+        return {"delta": {"content": text}}
+
+    def _logprobs(self, tokens: Sequence[Generated]) -> Json:
+        return {
+            "content": [
+                self._entry(token.token, token.logprob)
+                | {"top_logprobs": [self._entry(t.token, t.logprob) for t in token.top]}
+                for token in tokens
+            ]
+        }
+
+    def _entry(self, token: int, logprob: float | None) -> Json:
+        text = self.decode(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+@attrs.frozen(kw_only=True)
+class TextForm(Form):
+    """`/v1/completions`."""
+
+    ident: str = attrs.field(factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def _whole_text(self, text: str) -> Json:
+        return {"text": text}
+
+    _chunk_text = _whole_text
+
+    def _logprobs(self, tokens: Sequence[Generated]) -> Json:
+        return {
+            "tokens": [self.decode(token.token) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            # Several ids may have one text: the likeliest stays.
+            "top_logprobs": [
+                {self.decode(t.token): t.logprob for t in reversed(token.top)}
+                for token in tokens
+            ],
+        }

@@ -1,0 +1,130 @@
+"""Problems (RFC 9457): the one form of every error over HTTP, and the one table.
+
+* `STATUS` maps each code to its status; `LOCAL` names the codes that never cross HTTP.
+  A test holds every code to be in exactly one of them.
+* What is not a `KvportError` becomes `internal`, without a word of what happened.
+"""
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from kvport.manifest.errors import KvportError, all_codes
+
+MEDIA_TYPE: Final = "application/problem+json"
+RETRY_AFTER_SECONDS: Final = 5
+"""What clients are told to wait when too many requests wait already."""
+
+STATUS: Final[dict[str, int]] = {
+    "internal": 500,
+    # Requests.
+    "bad_request": 400,
+    "bad_prompt": 400,
+    "unauthorized": 401,
+    "not_found": 404,
+    "unknown_model": 404,
+    "method_not_allowed": 405,
+    "too_large": 413,
+    "limit_exceeded": 413,
+    "prompt_too_large": 413,
+    "wrong_host": 421,
+    "overloaded": 429,
+    # Exports.
+    "never_computed": 409,
+    "evicted": 409,
+    "cache_off": 409,
+    "not_restorable": 409,
+    "gone": 410,
+    "artifact_unknown": 404,
+    "artifact_gone": 410,
+    "damaged": 410,
+    # Imports: nothing was admitted.
+    "format": 422,
+    "unsupported_version": 422,
+    "container": 422,
+    "signature": 422,
+    "untrusted_key": 422,
+    "weak_key": 422,
+    "expired": 422,
+    "wrong_scope": 422,
+    "binding_mismatch": 422,
+    "arithmetic": 422,
+    "token_mismatch": 422,
+    "tensor_header": 422,
+    "digest_mismatch": 422,
+    # The machine.
+    "engine_failure": 500,
+    "key_file": 500,
+    "storage": 500,
+    "missing_root": 503,
+    "cache_closed": 503,
+    "shutting_down": 503,
+    "capacity": 507,
+    "disk_full": 507,
+}
+"""HTTP status by code."""
+
+LOCAL: Final = frozenset(
+    {
+        # Starting a server.
+        "cache_in_use",
+        "engine_conformance",
+        "foreign_root",
+        "home_in_use",
+        "model_load",
+        "unsupported_model",
+        # The command line and the client.
+        "incomplete",
+        "model_build",
+        "model_fetch",
+        "no_server",
+        "unreachable",
+        "wrong_server",
+    }
+)
+"""Codes that are raised in the process that reports them."""
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an error response.
+
+    Attributes:
+        type: a URN made from the code.
+        title: the cause, one sentence, the same for every problem of the code.
+        status: the HTTP status.
+        detail: what happened here.
+        code: what programs match on.
+        fields: names of what differed or was wrong, where there are such names.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    fields: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: KvportError) -> "Problem":
+        """The problem that an error becomes."""
+        return cls(
+            type=f"urn:kvport:error:{error.code}",
+            title=error.cause,
+            status=STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR),
+            detail=error.message,
+            code=error.code,
+            fields=error.fields,
+        )
+
+    def encode(self) -> bytes:
+        """The response's body."""
+        return msgspec.json.encode(self)
+
+
+INTERNAL: Final = Problem.of(KvportError("the server failed; its log says how"))
+
+
+def advice(code: str) -> str:
+    """What to do about a code; empty for a code that this build does not know."""
+    return next((cls.advice for cls in all_codes() if cls.code == code), "")

@@ -1,0 +1,108 @@
+"""What must add up in a manifest, before any blob is read.
+
+* Segments are contiguous from 0 to the prefix's length, and none crosses a block end.
+* Each has one blob per class of rows (`kv`, `window`) that the layout has, in order.
+* Points ascend; each is the end of a segment, and says the provenance of that segment:
+  the two are one node of the tree. It has a state blob if the layout has whole layers.
+* There is a restore point: any row if all layers are full, else at least one point.
+* Sizes are those that the layout gives; equal digests are blobs of equal layout.
+"""
+
+from collections.abc import Iterator
+
+import attrs
+
+from kvport.manifest.digests import BlobDigest
+from kvport.manifest.errors import ArithmeticMismatchError
+from kvport.manifest.layout import BlobClass, BlobLayout, StateLayout
+from kvport.manifest.model import Manifest
+from kvport.manifest.parts import Blob, Point, Segment
+from kvport.manifest.tokens import TOKEN_SIZE
+
+
+@attrs.frozen
+class PlacedBlob:
+    """A blob of the manifest, with the layout that its bytes must have."""
+
+    digest: BlobDigest
+    layout: BlobLayout
+
+
+def check_arithmetic(manifest: Manifest) -> tuple[PlacedBlob, ...]:
+    """Check all of the rules above.
+
+    Returns:
+        Each different blob once, in the order of the container: boundaries by position,
+        then segments by position, `kv` before `window`.
+
+    Raises:
+        ArithmeticMismatchError: something does not add up.
+        LimitExceededError: a blob of the layout would be too large.
+    """
+    prefix = manifest.prefix
+    if prefix.tokens == 0 or prefix.size != prefix.tokens * TOKEN_SIZE:
+        raise ArithmeticMismatchError("the token entry's size is not that of its ids")
+    _check_segments(manifest)
+    _check_points(manifest)
+    found: dict[BlobDigest, PlacedBlob] = {}
+    for blob, rows in _blobs_in_order(manifest):
+        layout = manifest.identity.layout.blob(blob.blob_class, rows)
+        if blob.size != layout.size:
+            raise ArithmeticMismatchError("a blob's size is not that of its layout")
+        placed = found.setdefault(blob.digest, PlacedBlob(blob.digest, layout))
+        if placed.layout.header != layout.header:
+            raise ArithmeticMismatchError("two layouts are claimed for one blob")
+    return tuple(found.values())
+
+
+def _check_segments(manifest: Manifest) -> None:
+    classes = _classes(manifest.identity.layout, state=False)
+    at = 0
+    for segment in manifest.segments:
+        if segment.start != at or segment.end <= at:
+            raise ArithmeticMismatchError("segments are not contiguous from 0")
+        if at // manifest.block_size != (segment.end - 1) // manifest.block_size:
+            raise ArithmeticMismatchError("a segment crosses a block end")
+        if _classes_of(segment) != classes:
+            raise ArithmeticMismatchError("a segment's blobs are not the layout's")
+        at = segment.end
+    if at != manifest.prefix.tokens:
+        raise ArithmeticMismatchError("segments do not end where the prefix ends")
+    if manifest.segments[-1].key != manifest.prefix.key:
+        raise ArithmeticMismatchError("the last segment's key is not the prefix's")
+
+
+def _check_points(manifest: Manifest) -> None:
+    layout = manifest.identity.layout
+    classes = _classes(layout, state=True)
+    ends = {segment.end: segment for segment in manifest.segments}
+    at = 0
+    for point in manifest.points:
+        if point.position <= at:
+            raise ArithmeticMismatchError("points do not ascend")
+        if not (segment := ends.get(point.position)):
+            raise ArithmeticMismatchError("a point is not the end of a segment")
+        if point.provenance != segment.provenance:
+            raise ArithmeticMismatchError("a point and its segment disagree on origin")
+        if _classes_of(point) != classes:
+            raise ArithmeticMismatchError("a point's blobs are not the layout's")
+        at = point.position
+    if not manifest.points and not layout.full_only:
+        raise ArithmeticMismatchError("there is no restore point")
+
+
+def _classes(layout: StateLayout, *, state: bool) -> list[BlobClass]:
+    return [c for c in layout.blob_classes if (c is BlobClass.STATE) == state]
+
+
+def _classes_of(part: Segment | Point) -> list[BlobClass]:
+    return [blob.blob_class for blob in part.blobs]
+
+
+def _blobs_in_order(manifest: Manifest) -> Iterator[tuple[Blob, int]]:
+    for point in manifest.points:
+        for blob in point.blobs:
+            yield blob, 1
+    for segment in manifest.segments:
+        for blob in segment.blobs:
+            yield blob, segment.end - segment.start

@@ -1,0 +1,129 @@
+"""Admission: staged blobs become nodes, in one commit or not at all.
+
+In: records of a path whose blobs are verified and staged below the root. Out: how many
+were new. Equal bytes under the same parent are one node: kinds and attestations merge.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from kvport.manifest.digests import BlobDigest
+from kvport.manifest.nodes import node_id
+from kvport.snapshot.cache.account import (
+    NODE_BYTES,
+    Account,
+    Reservation,
+    allocation_bound,
+)
+from kvport.snapshot.cache.evict import Evictor
+from kvport.snapshot.cache.files import (
+    Files,
+    allocated,
+    flush,
+    storage_io,
+    sync_directories,
+)
+from kvport.snapshot.cache.index import Index
+from kvport.snapshot.cache.records import Admitted, BlobRef, Namespace, NodeRecord
+from kvport.snapshot.errors import GoneError
+
+
+@attrs.frozen
+class _Move:
+    ref: BlobRef
+    staged: Path
+    final: Path
+
+
+class Admission:
+    """Admits into one cache; see the module."""
+
+    def __init__(
+        self, index: Index, files: Files, account: Account, evictor: Evictor
+    ) -> None:
+        self._index: Final = index
+        self._files: Final = files
+        self._account: Final = account
+        self._evictor: Final = evictor
+
+    def admit(
+        self,
+        namespace: Namespace,
+        ns: int,
+        nodes: Sequence[NodeRecord],
+        staged: Mapping[BlobDigest, Path],
+        reservation: Reservation,
+    ) -> Admitted:
+        """See `Cache.admit`."""
+        _check_names(nodes)
+        with self._evictor.changes:
+            self._evictor.ensure_directory(namespace.id, ns)
+            blobs = {ref.digest: ref for node in nodes for ref in node.blobs}
+            bound = len(nodes) * NODE_BYTES + sum(
+                allocation_bound(ref.size) for ref in blobs.values()
+            )
+            # Before looking at what is present: it may evict some of that.
+            if (missing := bound - reservation.remaining) > 0:
+                reservation.absorb(self._evictor.reserve(missing))
+            moves = [
+                _Move(ref, _staged(staged, ref), self._files.blob(namespace.id, digest))
+                for digest, ref in blobs.items()
+                if self._index.file_size(ns, digest) is None
+            ]
+            return self._move(ns, nodes, moves, reservation)
+
+    def _move(
+        self,
+        ns: int,
+        nodes: Sequence[NodeRecord],
+        moves: Sequence[_Move],
+        reservation: Reservation,
+    ) -> Admitted:
+        done: list[tuple[_Move, int]] = []
+        replaced = new = 0
+        try:
+            with storage_io():
+                for move in moves:
+                    flush(move.staged)
+                    alloc = allocated(move.staged)
+                    move.staged.rename(move.final)
+                    done.append((move, alloc))
+                sync_directories(
+                    path.parent for m, _ in done for path in (m.staged, m.final)
+                )
+            with self._index.transaction():
+                for move, alloc in done:
+                    digest, size = move.ref.digest, move.ref.size
+                    replaced += self._index.add_file(ns, digest, size, alloc)
+                for node in nodes:
+                    new += self._index.add_node(ns, node)
+        except BaseException:
+            with storage_io():
+                for move, _ in reversed(done):
+                    move.final.rename(move.staged)
+            raise
+        self._account.change(blobs=-replaced)
+        reservation.spend(sum(alloc for _, alloc in done))
+        self._account.measured(overhead=self._files.overhead_bytes())
+        return Admitted(admitted_segments=new, present_segments=len(nodes) - new)
+
+
+def _check_names(nodes: Sequence[NodeRecord]) -> None:
+    for node in nodes:
+        digests = {ref.blob_class: ref.digest for ref in node.blobs}
+        if node.id != node_id(node.parent, node.key, digests):
+            raise ValueError("a node's id is not the name of its path")
+
+
+def _staged(staged: Mapping[BlobDigest, Path], ref: BlobRef) -> Path:
+    path = staged.get(ref.digest)
+    if path is None:
+        raise GoneError("a blob is neither stored nor staged")
+    with storage_io():
+        size = path.stat(follow_symlinks=False).st_size
+    if size != ref.size:
+        raise GoneError("a staged blob has another size")
+    return path

@@ -1,0 +1,205 @@
+"""The files below the root: blobs written once, directories, staging.
+
+In: bytes. Out: allocated sizes, bytes. Nothing here knows of rows: who calls decides
+what is to be written, and makes it durable before it becomes visible.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from kvport.manifest.digests import BlobDigest
+from kvport.snapshot.cache.records import Bytes, nbytes
+from kvport.snapshot.durable import fsync_directory, fsync_file
+from kvport.snapshot.errors import DiskFullError, StorageError
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SECTOR: Final = 512
+"""Unit of `st_blocks`, whatever the file system's block."""
+_IOV: Final = 64
+
+
+@attrs.frozen
+class WrittenFile:
+    """A blob under a temporary name, flushed, not yet renamed."""
+
+    temporary: Path
+    final: Path
+    alloc: int
+
+
+class Files:
+    """Paths below one root, and what is done with them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root: Final = root
+        self.namespaces: Final = root / "ns"
+        self.staging: Final = root / "staging"
+
+    def namespace(self, namespace_id: str) -> Path:
+        """Directory of a namespace's blobs."""
+        return self.namespaces / namespace_id
+
+    def blob(self, namespace_id: str, digest: BlobDigest) -> Path:
+        """Where a blob lives."""
+        return self.namespaces / namespace_id / digest.hex()
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory of mode 0700, durably, unless it is there."""
+        with storage_io():
+            if not path.is_dir():
+                path.mkdir(mode=0o700)
+                fsync_directory(path.parent)
+
+    def write(
+        self, namespace_id: str, digest: BlobDigest, buffers: Sequence[Bytes]
+    ) -> WrittenFile:
+        """Write and flush a blob under a temporary name.
+
+        Raises:
+            OSError: nothing is left of it.
+        """
+        final = self.blob(namespace_id, digest)
+        temporary = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(temporary, flags, 0o600)
+        try:
+            _write_all(fd, buffers)
+            fsync_file(fd)
+            alloc = os.fstat(fd).st_blocks * _SECTOR
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(fd)
+        return WrittenFile(temporary, final, alloc)
+
+    def read(self, namespace_id: str, digest: BlobDigest, size: int) -> bytearray:
+        """The whole blob.
+
+        Raises:
+            FileNotFoundError: it has no file.
+            EOFError: the file has another size.
+            OSError: it cannot be read.
+        """
+        with self.open(namespace_id, digest) as file:
+            if os.fstat(file.fileno()).st_size != size:
+                raise EOFError("a blob has another size than its row")
+            data = bytearray(size)
+            view = memoryview(data)
+            done = 0
+            while done < size:
+                if not (count := file.readinto(view[done:])):
+                    raise EOFError("a blob ended early")
+                done += count
+            return data
+
+    def open(self, namespace_id: str, digest: BlobDigest) -> FileIO:
+        """The blob as an unbuffered stream.
+
+        Raises:
+            FileNotFoundError: it has no file.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self.blob(namespace_id, digest), flags)
+        return FileIO(fd, "rb")
+
+    def overhead_bytes(self) -> int:
+        """Allocated bytes of directories and of the root's own files, measured.
+
+        Not of the index, which measures itself.
+        """
+        found = [path.stat().st_blocks for path in (self.root,) if path.is_dir()]
+        found += [
+            entry.stat(follow_symlinks=False).st_blocks
+            for entry in _entries(self.root)
+            if not entry.name.startswith("index.sqlite")
+        ]
+        found += [
+            entry.stat(follow_symlinks=False).st_blocks
+            for parent in (self.namespaces, self.staging)
+            for entry in _entries(parent)
+            if entry.is_dir(follow_symlinks=False)
+        ]
+        return sum(found) * _SECTOR
+
+    def clear_staging(self) -> None:
+        """Remove every upload that was in flight."""
+        for entry in _entries(self.staging):
+            remove_tree(Path(entry.path))
+
+
+def flush(path: Path) -> None:
+    """Flush a file that someone else has written."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fsync_file(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directories(directories: Iterable[Path]) -> None:
+    """Flush directories in which names were made."""
+    for directory in set(directories):
+        fsync_directory(directory)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory or file with all below it, never what a link points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def allocated(path: Path) -> int:
+    """Allocated bytes of one file."""
+    return path.stat(follow_symlinks=False).st_blocks * _SECTOR
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the volume, or our share of it, has no space left."""
+    return error.errno in _FULL
+
+
+@contextlib.contextmanager
+def storage_io() -> Iterator[None]:
+    """Say the file system's errors in our words.
+
+    Raises:
+        DiskFullError: no space is left.
+        StorageError: anything else.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise DiskFullError("the volume is full") from error
+        raise StorageError("the volume refused a change") from error
+
+
+def _write_all(fd: int, buffers: Sequence[Bytes]) -> None:
+    parts = [memoryview(part).cast("B") for part in buffers if nbytes(part)]
+    while parts:
+        written = os.writev(fd, parts[:_IOV])
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][written:]
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []

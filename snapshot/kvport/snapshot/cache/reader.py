@@ -1,0 +1,86 @@
+"""Reading blobs, with the digest checked on the very bytes that are returned.
+
+In: a reference to a blob. Out: its bytes, or an error. A blob that is not what was
+stored is removed with the nodes that own it and all below them: damage is a counted
+miss, not a state to live with.
+"""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from io import FileIO
+from typing import Final
+
+import structlog
+from blake3 import blake3
+
+from kvport.snapshot.cache.evict import Evictor
+from kvport.snapshot.cache.files import Files
+from kvport.snapshot.cache.index import Index
+from kvport.snapshot.cache.records import BlobRef, Namespace, RemovalReason
+from kvport.snapshot.cache.stats import Counters
+from kvport.snapshot.errors import DamagedError, GoneError, StorageError
+
+_PARALLEL: Final = 1 << 20
+"""Bytes from which a blob is hashed by several threads."""
+_UNREADABLE: Final = frozenset({errno.EIO, errno.ELOOP, errno.EISDIR})
+
+_log = structlog.get_logger(__name__)
+
+
+class Reader:
+    """Reads without any lock; see `Cache.read`, `open_blob` and `report_damage`."""
+
+    def __init__(
+        self, index: Index, files: Files, evictor: Evictor, counters: Counters
+    ) -> None:
+        self._index = index
+        self._files = files
+        self._evictor = evictor
+        self._counters = counters
+
+    def read(self, ns: Namespace, ref: BlobRef) -> bytearray:
+        """The whole blob, checked."""
+        with self._damage(ns, ref):
+            data = self._files.read(ns.id, ref.digest, ref.size)
+        threads = blake3.AUTO if ref.size >= _PARALLEL else 1
+        if blake3(data, max_threads=threads).digest() != ref.digest:
+            self.report(ns, ref, RemovalReason.DAMAGED)
+            raise DamagedError("a stored blob does not have its digest")
+        return data
+
+    def open(self, ns: Namespace, ref: BlobRef) -> FileIO:
+        """The blob as a stream, unchecked."""
+        with self._damage(ns, ref):
+            return self._files.open(ns.id, ref.digest)
+
+    def report(self, ns: Namespace, ref: BlobRef, reason: RemovalReason) -> None:
+        """Remove what owns the blob.
+
+        Raises:
+            GoneError: the blob was removed by design.
+        """
+        row = self._index.namespace_row(ns.id)
+        with self._evictor.changes:
+            if self._index.file_size(row, ref.digest) is None:
+                raise GoneError("the blob was removed")
+            self._counters.add_damaged()
+            _log.warning("cache_blob_lost", reason=reason.value, size=ref.size)
+            owners = self._index.owners(row, ref.digest)
+            self._evictor.remove(row, owners, reason)
+
+    @contextlib.contextmanager
+    def _damage(self, ns: Namespace, ref: BlobRef) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            self.report(ns, ref, RemovalReason.MISSING)
+            raise DamagedError("a stored blob has lost its file") from error
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise StorageError("a blob's file could not be opened") from error
+            self.report(ns, ref, RemovalReason.DAMAGED)
+            raise DamagedError("a stored blob cannot be read") from error
+        except EOFError as error:
+            self.report(ns, ref, RemovalReason.DAMAGED)
+            raise DamagedError("a stored blob has another size") from error

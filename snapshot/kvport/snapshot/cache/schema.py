@@ -1,0 +1,150 @@
+"""The index's tables, and how its one connection is opened.
+
+In: a path. Out: a connection to a sound index of this format, or `IndexLostError`.
+
+`locking_mode=EXCLUSIVE` keeps SQLite from making a shared-memory file, which
+would raise SIGBUS when a volume vanishes. `fullfsync` matters on macOS only.
+Checkpoints are made by index.py, where the account can reserve their growth first.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from kvport.snapshot.cache.account import BLOCK
+from kvport.snapshot.errors import DiskFullError, StorageError
+
+FORMAT: Final = 1
+"""Of root.json, the directory tree and these tables together."""
+
+_PRAGMAS: Final = (
+    # First: whatever reads the file before it makes the shared-memory file.
+    "PRAGMA locking_mode=EXCLUSIVE",
+    f"PRAGMA page_size={BLOCK}",
+    "PRAGMA auto_vacuum=INCREMENTAL",
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA synchronous=FULL",
+    "PRAGMA fullfsync=1",
+    "PRAGMA checkpoint_fullfsync=1",
+    "PRAGMA wal_autocheckpoint=0",
+    # No temporary files, inside the root or outside of it.
+    "PRAGMA temp_store=MEMORY",
+    "PRAGMA trusted_schema=0",
+)
+
+# Nodes refer to each other by rowid: 8 bytes where an id takes 32, twice per node.
+# `children` and `used` keep the oldest leaf one index step away.
+_TABLES: Final = """
+BEGIN IMMEDIATE;
+CREATE TABLE root (id TEXT NOT NULL, format INTEGER NOT NULL);
+CREATE TABLE ns (
+    n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, identity TEXT NOT NULL,
+    scope TEXT NOT NULL, block_size INTEGER NOT NULL
+);
+CREATE TABLE node (
+    n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, id BLOB NOT NULL,
+    parent INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL,
+    key BLOB NOT NULL, first_token INTEGER NOT NULL, kinds INTEGER NOT NULL,
+    children INTEGER NOT NULL, used INTEGER NOT NULL, tokens BLOB NOT NULL,
+    UNIQUE (ns, id)
+);
+CREATE INDEX node_walk ON node (ns, parent, first_token);
+CREATE INDEX node_leaf ON node (used) WHERE children = 0;
+CREATE TABLE file (
+    n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, digest BLOB NOT NULL,
+    size INTEGER NOT NULL, alloc INTEGER NOT NULL, live INTEGER NOT NULL,
+    UNIQUE (ns, digest)
+);
+CREATE INDEX file_deleting ON file (live) WHERE live = 0;
+CREATE TABLE blob (
+    node INTEGER NOT NULL, class TEXT NOT NULL, file INTEGER NOT NULL,
+    PRIMARY KEY (node, class)
+) WITHOUT ROWID;
+CREATE INDEX blob_file ON blob (file);
+CREATE TABLE numerics (n INTEGER PRIMARY KEY, json TEXT NOT NULL UNIQUE);
+CREATE TABLE attest (
+    node INTEGER NOT NULL, lineage TEXT NOT NULL, numerics INTEGER NOT NULL,
+    origins TEXT NOT NULL, PRIMARY KEY (node, lineage, numerics, origins)
+) WITHOUT ROWID;
+INSERT INTO root VALUES ('{root_id}', {format});
+COMMIT;
+"""
+
+
+class IndexLostError(Exception):
+    """The index is missing, corrupt, or of another root; the cache is emptied."""
+
+
+def create(path: Path, root_id: str) -> sqlite3.Connection:
+    """Make a new index, where there is none.
+
+    Raises:
+        StorageError: the volume refused.
+    """
+    with storage_errors():
+        connection = _connect(path)
+        path.chmod(0o600)
+        connection.executescript(_TABLES.format(root_id=root_id, format=FORMAT))
+        return connection
+
+
+def connect(path: Path, root_id: str) -> sqlite3.Connection:
+    """Open an index that must be there, whole, and this root's.
+
+    Raises:
+        IndexLostError: it is not.
+    """
+    if not path.is_file():
+        raise IndexLostError("missing")
+    try:
+        connection = _connect(path)
+    except sqlite3.DatabaseError as error:
+        raise IndexLostError("corrupt") from error
+    try:
+        _check(connection, root_id)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, root_id: str) -> None:
+    try:
+        sound = connection.execute("PRAGMA quick_check(1)").fetchone()
+        roots = connection.execute("SELECT * FROM root").fetchall()
+    except sqlite3.DatabaseError as error:
+        raise IndexLostError("corrupt") from error
+    if sound != ("ok",):
+        raise IndexLostError("corrupt")
+    if roots != [(root_id, FORMAT)]:
+        raise IndexLostError("of another root")
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Say SQLite's errors in our words.
+
+    Raises:
+        DiskFullError: the volume is full.
+        StorageError: anything else that SQLite or the file system refused.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise DiskFullError("the index could not grow") from error
+        raise StorageError("the index could not be read or written") from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Guarded by the index's lock, so that any thread may use it.
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma).fetchall()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,123 @@
+"""Start: make rows and files agree again after whatever ended the last process.
+
+In: an open index, or a lost one. Out: every row has its file, every file its row, the
+account equals what the disk holds. What does not agree goes, counted and logged.
+"""
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+import attrs
+import structlog
+
+from kvport.snapshot.cache import schema
+from kvport.snapshot.cache.account import Account
+from kvport.snapshot.cache.evict import Evictor
+from kvport.snapshot.cache.files import Files, remove_tree, storage_io
+from kvport.snapshot.cache.index import Index
+from kvport.snapshot.cache.records import RemovalReason
+from kvport.snapshot.cache.stats import Counters
+
+INDEX_NAME: Final = "index.sqlite"
+
+_log = structlog.get_logger(__name__)
+
+
+@attrs.frozen
+class _Row:
+    n: int
+    digest: bytes
+    size: int
+    alloc: int
+
+
+def open_index(
+    files: Files, root_id: str, counters: Counters, *, fresh: bool
+) -> sqlite3.Connection:
+    """Open the index; one that is lost empties the cache.
+
+    Raises:
+        StorageError: the volume refused.
+    """
+    path = files.root / INDEX_NAME
+    try:
+        return schema.connect(path, root_id)
+    except schema.IndexLostError as error:
+        if not fresh:
+            counters.index_resets += 1
+            _log.warning("cache_index_lost", reason=str(error))
+    with storage_io():
+        for name in (INDEX_NAME, f"{INDEX_NAME}-wal", f"{INDEX_NAME}-journal"):
+            (files.root / name).unlink(missing_ok=True)
+        for directory in (files.namespaces, files.staging):
+            for entry in directory.iterdir():
+                remove_tree(entry)
+    return schema.create(path, root_id)
+
+
+def sweep(index: Index, files: Files, account: Account, evictor: Evictor) -> None:
+    """Bring rows, files and account together.
+
+    Raises:
+        StorageError: the volume refused.
+    """
+    with storage_io():
+        files.clear_staging()
+        ((total,),) = index.all("SELECT coalesce(sum(alloc), 0) FROM file")
+        account.change(blobs=total)
+        evictor.unlink_doomed()
+        namespaces = dict(index.all("SELECT id, n FROM ns"))
+        for entry in files.namespaces.iterdir():
+            if entry.name not in namespaces:
+                remove_tree(entry)
+        for namespace_id, ns in namespaces.items():
+            files.make_directory(files.namespace(namespace_id))
+            _sweep_namespace(index, account, evictor, ns, files.namespace(namespace_id))
+        account.measured(overhead=files.overhead_bytes())
+    evictor.shrink()
+
+
+def _sweep_namespace(
+    index: Index, account: Account, evictor: Evictor, ns: int, directory: Path
+) -> None:
+    rows = {
+        row.digest.hex(): row
+        for row in (
+            _Row(*values)
+            for values in index.all(
+                "SELECT n, digest, size, alloc FROM file WHERE ns = ?", (ns,)
+            )
+        )
+    }
+    resized: list[tuple[int, int]] = []
+    damaged: list[_Row] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            row = rows.get(entry.name)
+            if row is None:
+                remove_tree(Path(entry.path))
+                continue
+            found = entry.stat(follow_symlinks=False)
+            if not entry.is_file(follow_symlinks=False) or found.st_size != row.size:
+                damaged.append(row)
+            elif found.st_blocks * 512 != row.alloc:
+                resized.append((found.st_blocks * 512, row.n))
+                account.change(blobs=found.st_blocks * 512 - row.alloc)
+            del rows[entry.name]
+    for alloc, n in resized:
+        with index.transaction():
+            index.all("UPDATE file SET alloc = ? WHERE n = ?", (alloc, n))
+    for lost, reason in (
+        (rows.values(), RemovalReason.MISSING),
+        (damaged, RemovalReason.DAMAGED),
+    ):
+        owners = {
+            n
+            for row in lost
+            for (n,) in index.all("SELECT node FROM blob WHERE file = ?", (row.n,))
+        }
+        if owners:
+            _log.warning("cache_swept", reason=reason.value, nodes=len(owners))
+            evictor.remove(ns, sorted(owners), reason)

@@ -1,0 +1,86 @@
+"""One running request: its reply's text, its capture, its events."""
+
+import heapq
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from kvport.snapshot.engine.capture import Recorder
+from kvport.snapshot.engine.mlx_private import Live, Token
+from kvport.snapshot.engine.replies import ReplyText
+from kvport.snapshot.engine.requests import Generated, Logprob, Request, Sink
+
+
+@attrs.define(eq=False)
+class Job:
+    """A request on its way through the scheduler."""
+
+    ident: str
+    request: Request
+    sink: Sink
+    reply: ReplyText
+    recorder: Recorder | None = None
+    uid: int | None = None
+    started: bool = False
+    cancelled: bool = False
+
+    @property
+    def final_length(self) -> int:
+        """Tokens that its caches hold at the end, at most."""
+        return len(self.request.tokens) + self.request.max_tokens
+
+    def prefilled(self, live: Live) -> None:
+        """Prefill came to a stop."""
+        if self.recorder is not None:
+            self.recorder.prefilled(live)
+
+    def generated(self, token: Token, live: Live) -> str | None:
+        """A token of the reply: capture, then tell. Returns why the reply ended."""
+        finish = token.finish
+        if finish == "stop":  # an end token is no text
+            piece = self.reply.end()
+        else:
+            piece = self.reply.add(token.token)
+            if piece.stopped:
+                finish = "stop"
+            elif finish is not None:
+                last = self.reply.end()
+                piece = attrs.evolve(last, text=piece.text + last.text)
+        if self.recorder is not None:
+            self.recorder.generated(live, token.token)
+            if finish is not None:
+                self.recorder.finished(live)
+        self.sink(self._event(token, piece.text, finish))
+        return finish
+
+    def close(self) -> None:
+        """Nothing more will be captured."""
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+
+    def _event(self, token: Token, text: str, finish: str | None) -> Generated:
+        wanted = self.request.top_logprobs
+        full = None
+        logprob, top = None, tuple[Logprob, ...]()
+        if wanted is not None or self.request.full_logprobs:
+            full = np.array(token.logprobs.astype(mx.float32))
+        if wanted is not None and full is not None:
+            logprob, top = float(full[token.token]), _top(full, wanted)
+        return Generated(
+            token=token.token,
+            text=text,
+            logprob=logprob,
+            top=top,
+            full=full if self.request.full_logprobs else None,
+            finish=finish,
+        )
+
+
+def _top(full: Any, count: int) -> tuple[Logprob, ...]:  # noqa: ANN401 - numpy
+    if not count:
+        return ()
+    best = heapq.nlargest(count, np.argpartition(full, -count)[-count:], full.item)
+    return tuple(Logprob(int(i), float(full[i])) for i in best)

@@ -1,0 +1,190 @@
+"""The engine: one thread that owns mlx and drives every model's runner.
+
+Requests come in from any thread and answer through their sinks. All mlx work happens
+in this one thread, model loading included (lazy arrays belong to the thread that made
+them); reading and verifying stored state happens in a worker thread beside it.
+"""
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+
+from kvport.manifest.identity import Numerics
+from kvport.snapshot.engine.local_identity import FileDigests, numerics
+from kvport.snapshot.engine.mlx_private import conformance
+from kvport.snapshot.engine.models import Model, load_model
+from kvport.snapshot.engine.replies import ReplyText
+from kvport.snapshot.engine.requests import Request, Sink
+from kvport.snapshot.engine.runner import Counts, Runner, Store, Tuning
+from kvport.snapshot.engine.running import Job
+from kvport.snapshot.errors import (
+    BadPromptError,
+    EngineStoppedError,
+    OverloadedError,
+    PromptTooLargeError,
+    UnknownModelError,
+)
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Ticket:
+    """A submitted request."""
+
+    ident: str
+    cancel: Callable[[], None]
+    """End it; safe from any thread, and after its end."""
+
+
+class Engine:
+    """Models and their running requests."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._runners: dict[str, Runner] = {}
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvport-restore")
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="kvport-engine")
+        self._thread.start()
+        try:
+            self.call(conformance)
+            self.numerics: Numerics = self.call(lambda: numerics(tuning.chunk))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """Loaded models by name."""
+        return {name: runner.model for name, runner in list(self._runners.items())}
+
+    def model(self, name: str) -> Model:
+        """A loaded model.
+
+        Raises:
+            UnknownModelError: there is none of this name.
+        """
+        return self._runner(name).model
+
+    def store(self, name: str) -> Store | None:
+        """Where the model's state is kept; None if it runs uncached."""
+        return self._runner(name).store
+
+    def counts(self, name: str) -> Counts:
+        """What the model's requests asked, restored and computed so far."""
+        return attrs.evolve(self._runner(name).counts)
+
+    def load(
+        self,
+        name: str,
+        directory: Path,
+        files: FileDigests,
+        store: Callable[[Model], Store | None],
+    ) -> Model:
+        """Load a model and make it ready for requests.
+
+        Args:
+            name: what requests call it.
+            directory: its files.
+            files: remembered digests.
+            store: gives the place of the model's state once its identity is known.
+
+        Raises:
+            ModelLoadError: mlx-lm cannot load it.
+            UnsupportedModelError: mlx-lm cannot batch it.
+        """
+
+        def work() -> Model:
+            model = load_model(name, directory, files)
+            self._runners[name] = Runner(
+                model=model,
+                store=store(model),
+                tuning=self.tuning,
+                numerics=self.numerics,
+                workers=self._workers,
+                wake=lambda: self._inbox.put(_nothing),
+            )
+            return model
+
+        return self.call(work)
+
+    def submit(self, name: str, request: Request, sink: Sink) -> Ticket:
+        """Queue a request; its events go to `sink`, in the engine's thread.
+
+        Raises:
+            UnknownModelError: there is no model of this name.
+            BadPromptError: no tokens, or ids that the model does not know.
+            PromptTooLargeError: it could never be admitted.
+            OverloadedError: too many requests wait.
+            EngineStoppedError: the engine is shutting down.
+        """
+        runner = self._runner(name)
+        model = runner.model
+        if not request.tokens or request.max_tokens < 1:
+            raise BadPromptError("a prompt and a reply have at least one token each")
+        if not 0 <= min(request.tokens) <= max(request.tokens) < model.vocabulary:
+            raise BadPromptError("the prompt holds token ids that the model lacks")
+        ident = uuid.uuid4().hex
+        text = ReplyText(model.tokenizer.detokenizer, request.stop_texts)
+        job = Job(ident, request, sink, text)
+        if not runner.fits(job):
+            raise PromptTooLargeError("the request is above the budget of live state")
+        if runner.full:
+            raise OverloadedError("too many requests wait for this model")
+        if self._stopping:
+            raise EngineStoppedError("the server is shutting down")
+        self._inbox.put(lambda: runner.add(job))
+        return Ticket(ident, lambda: self._inbox.put(lambda: runner.cancel(ident)))
+
+    def close(self) -> None:
+        """End running requests, keep what they captured, and stop the thread."""
+        if not self._stopping:
+            self._stopping = True
+            self._inbox.put(_nothing)
+        self._thread.join()
+        self._workers.shutdown()
+
+    def _runner(self, name: str) -> Runner:
+        try:
+            return self._runners[name]
+        except KeyError:
+            raise UnknownModelError(f"no model is called {name!r} here") from None
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run something in the engine's thread and wait for it."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it goes to the caller
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future.result()
+
+    def _loop(self) -> None:
+        busy = False
+        while not self._stopping:
+            try:
+                while True:
+                    self._inbox.get(block=not busy)()
+                    busy = True
+            except queue.Empty:
+                pass
+            worked = [runner.step() for runner in self._runners.values()]
+            busy = any(worked)
+        for runner in self._runners.values():
+            runner.close()
+
+
+def _nothing() -> None:
+    """Wakes the loop up."""

@@ -1,0 +1,285 @@
+"""One running node: home, cache, engine and transfer, wired together.
+
+A node owns its home (one process at a time) and its cache root. Everything that the
+API and the command line do goes through here; nothing here knows of HTTP.
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+
+from kvport.manifest.errors import KvportError
+from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.engine.local_identity import FileDigests
+from kvport.snapshot.engine.models import Model, locate
+from kvport.snapshot.engine.requests import Policy, Request, Sink
+from kvport.snapshot.engine.restore import selection
+from kvport.snapshot.engine.runner import Store, Tuning
+from kvport.snapshot.engine.scheduler import Engine, Ticket
+from kvport.snapshot.engine.template import Rendered, render_chat, render_text
+from kvport.snapshot.errors import BadPromptError, CacheOffError, HomeInUseError
+from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.transfer.exporter import Export, Issue, open_export
+from kvport.snapshot.transfer.importer import Import, LocalModel
+from kvport.snapshot.transfer.ledger import Ledger
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_SCOPE = "default"
+
+
+@attrs.frozen(kw_only=True)
+class NodeSettings:
+    """How to run a node.
+
+    Attributes:
+        home: keys, trust list, ledger.
+        cache_root: the paged cache; below the home unless it is given.
+        cap_bytes: hard limit of the cache root; None is half of (free + ours).
+        block_size: tokens in a block.
+        policy: what requests get that do not name one.
+        tuning: the scheduler's settings.
+        cache_enabled: whether state is kept at all.
+    """
+
+    home: Path
+    cache_root: Path | None = None
+    cap_bytes: int | None = None
+    block_size: int = BLOCK_SIZE
+    policy: Policy = Policy.NEAREST
+    tuning: Tuning = Tuning()
+    cache_enabled: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """What to run or export: exactly one of text, tokens and messages."""
+
+    text: str | None = None
+    tokens: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@attrs.frozen
+class ProbeResult:
+    """What the cache holds of a prompt, in tokens.
+
+    Attributes:
+        prompt_tokens: the prompt's length.
+        stored_tokens: tokens of which rows are stored.
+        restorable_tokens: tokens that a request would restore now.
+    """
+
+    prompt_tokens: int
+    stored_tokens: int
+    restorable_tokens: int
+
+
+class Node:
+    """A running node; `open` makes one, `close` ends it."""
+
+    def __init__(
+        self, settings: NodeSettings, keyring: Keyring, lock: int, parts: "_Parts"
+    ) -> None:
+        self.settings = settings
+        self.keyring = keyring
+        self.cache = parts.cache
+        self.ledger = parts.ledger
+        self.engine = parts.engine
+        self._lock = lock
+        self._files = FileDigests(settings.home / "model-digests.json")
+        self._signer = keyring.signing_key()
+        self.key_id = self._signer.public.key_id
+        self._stores: dict[str, tuple[Path, Store | None]] = {}
+
+    @classmethod
+    def open(cls, settings: NodeSettings) -> "Node":
+        """Take the home, open its cache, start the engine.
+
+        Raises:
+            HomeInUseError: another process runs on this home.
+            KeyFileError: a key file is not private.
+            KvportError: the cache root cannot be used, or mlx-lm is not the pinned one.
+        """
+        keyring = Keyring(settings.home)
+        keyring.create()
+        lock = _lock(settings.home)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, lock)
+            ledger = Ledger(settings.home / "state.sqlite")
+            undo.callback(ledger.close)
+            cache = Cache.open(
+                settings.cache_root or settings.home / "cache",
+                cap_bytes=settings.cap_bytes,
+                on_removed=ledger.record_removed,
+            )
+            undo.callback(cache.close)
+            ledger.reconcile(cache)
+            engine = Engine(settings.tuning)
+            undo.pop_all()
+        return cls(settings, keyring, lock, _Parts(cache, ledger, engine))
+
+    def close(self) -> None:
+        """End running requests, keep what they captured, close everything."""
+        self.engine.close()
+        self.cache.close()
+        self.ledger.close()
+        os.close(self._lock)
+
+    def load_model(self, source: str, name: str | None = None) -> Model:
+        """Load a model from a directory or by its Hugging Face id.
+
+        Raises:
+            ModelLoadError: there is no such model, or mlx-lm cannot load it.
+            UnsupportedModelError: mlx-lm cannot batch it.
+        """
+        found, directory = locate(source)
+        name = name or found
+        if name in self.engine.models:
+            raise BadPromptError(f"two models are called {name!r}; name one NAME=PATH")
+        model = self.engine.load(name, directory, self._files, self._store)
+        log.info("model_loaded", model=name, cached=model.refusal is None)
+        if model.refusal is not None:
+            log.warning("model_uncached", model=name, reason=model.refusal)
+        return model
+
+    def _store(self, model: Model) -> Store | None:
+        if model.identity is None or not self.settings.cache_enabled:
+            return None
+        namespace = self.cache.namespace(
+            model.identity, DEFAULT_SCOPE, self.settings.block_size
+        )
+        return Store(cache=self.cache, namespace=namespace, local=self.key_id)
+
+    def render(self, name: str, prompt: Prompt, *, closed: bool = False) -> Rendered:
+        """Token ids of a prompt, by the model's own tokenizer and template.
+
+        Args:
+            name: the model.
+            prompt: what to render.
+            closed: whether messages end as they stand, without opening a reply.
+
+        Raises:
+            UnknownModelError: there is no such model.
+            BadPromptError: the prompt cannot be rendered.
+        """
+        tokenizer = self.engine.model(name).tokenizer
+        if prompt.messages is not None:
+            return render_chat(
+                tokenizer,
+                prompt.messages,
+                tools=prompt.tools,
+                options=prompt.options,
+                open_reply=not closed,
+            )
+        if prompt.text is not None:
+            return render_text(tokenizer, prompt.text)
+        if prompt.tokens is not None:
+            return Rendered(list(prompt.tokens), None)
+        raise BadPromptError("a prompt is a text, token ids or messages")
+
+    def submit(self, name: str, request: Request, sink: Sink) -> Ticket:
+        """Queue a request: see `Engine.submit`."""
+        return self.engine.submit(name, request, sink)
+
+    def probe(self, name: str, request: Request) -> ProbeResult:
+        """What a request would restore now; nothing is loaded or computed."""
+        namespace = self._namespace(name)
+        tokens = encode_tokens(request.tokens)
+        length = len(request.tokens)
+        chosen = selection(
+            request,
+            limit=max(length - 1, 0),
+            local=self.key_id,
+            numerics=self.engine.numerics,
+        )
+        match = self.cache.match(namespace, tokens, chosen)
+        return ProbeResult(
+            prompt_tokens=length,
+            stored_tokens=self.cache.longest(namespace, tokens),
+            restorable_tokens=match.position if match else 0,
+        )
+
+    def export(self, name: str, tokens: Sequence[int]) -> Export:
+        """Open an export of the longest restorable prefix of these tokens.
+
+        Raises:
+            NothingRestorableError: a subclass says why.
+        """
+        model = self.engine.model(name)
+        namespace = self._namespace(name)
+        issue = Issue(
+            signer=self._signer,
+            issuer_name=platform.node() or "kvport",
+            model_name=name,
+            tokenizer=model.tokenizer_digest,
+            now=datetime.now(UTC),
+        )
+        return open_export(
+            self.cache, self.ledger, namespace, encode_tokens(tokens), issue
+        )
+
+    def start_import(self, model: str | None = None) -> Import:
+        """Begin an import; feed it the container's bytes."""
+        return Import(
+            cache=self.cache,
+            ledger=self.ledger,
+            models=self.local_models(model),
+            trust=self.keyring.load_trust,
+            local=self.key_id,
+        )
+
+    def local_models(self, only: str | None = None) -> list[LocalModel]:
+        """The models that an artifact may be for."""
+        names = [only] if only is not None else list(self.engine.models)
+        found = []
+        for name in names:
+            model, store = self.engine.model(name), self.engine.store(name)
+            if store is not None and model.identity is not None:
+                found.append(LocalModel(name, model.tokenizer_digest, store.namespace))
+        return found
+
+    def _namespace(self, name: str) -> Namespace:
+        store = self.engine.store(name)
+        if store is None:
+            reason = self.engine.model(name).refusal or "the cache is switched off"
+            raise CacheOffError(f"the model {name!r} runs without the cache: {reason}")
+        return store.namespace
+
+
+@attrs.frozen
+class _Parts:
+    cache: Cache
+    ledger: Ledger
+    engine: Engine
+
+
+def _lock(home: Path) -> int:
+    descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise HomeInUseError("another process runs on this home") from error
+    return descriptor
+
+
+def is_running(home: Path) -> bool:
+    """Whether a process owns this home."""
+    try:
+        os.close(_lock(home))
+    except (KvportError, OSError):
+        return True
+    return False

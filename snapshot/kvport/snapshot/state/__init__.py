@@ -1,0 +1,1 @@
+"""Cache layers of mlx-lm to blobs and back: classes, slicing, restore."""

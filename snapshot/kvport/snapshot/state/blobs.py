@@ -1,0 +1,147 @@
+"""Leaves to blob bytes and back, without copying what need not be copied.
+
+`to_buffers` gives a blob as a header and zero-copy views of the arrays' memory, ready
+to be hashed and written by another thread. `Assembly` is the way back: it collects the
+blobs of a path into one host buffer per leaf, and turns these into a model's caches. It
+takes only verified bytes; the derived layout says where each tensor stands.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kvport.manifest.errors import ArithmeticMismatchError
+from kvport.manifest.layout import BlobClass, LayerClass, StateLayout, row_axis
+from kvport.snapshot.state.kinds import DTYPES, rebuild
+from kvport.snapshot.state.rows import Leaves
+
+# numpy has no bfloat16; bytes are moved as unsigned integers of the same width.
+_CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def to_buffers(
+    layout: StateLayout, blob_class: BlobClass, rows: int, leaves: Leaves
+) -> list[memoryview]:
+    """A blob as buffers whose concatenation is the blob.
+
+    Args:
+        layout: the model's layout.
+        blob_class: which layers.
+        rows: tokens in the segment; of no account for `state`.
+        leaves: evaluated, contiguous arrays from `rows.take`.
+
+    Raises:
+        ArithmeticMismatchError: an array is not of the derived shape or dtype.
+    """
+    derived = layout.blob(blob_class, rows)
+    buffers = [memoryview(derived.header)]
+    for tensor in derived.tensors:
+        array = leaves[tensor.cache, tensor.leaf]
+        if array.shape != tensor.shape or array.dtype != DTYPES[tensor.dtype]:
+            raise ArithmeticMismatchError(f"{tensor.name} does not fit the layout")
+        buffers.append(_bytes(array.view(mx.uint8)))
+    return buffers
+
+
+class Assembly:
+    """Host buffers of a state at `position`, filled blob by blob.
+
+    Any thread may fill it: no mlx call is made before `caches`.
+    """
+
+    def __init__(self, layout: StateLayout, position: int) -> None:
+        self._layout = layout
+        self._position = position
+        self._host: list[list[NDArray[Any]]] = [
+            [
+                np.empty(
+                    leaf.resolve(min(position, cache.window or position)),
+                    _CARRIERS[DTYPES[leaf.dtype].size],
+                )
+                for leaf in cache.leaves
+            ]
+            for cache in layout.caches
+        ]
+        # Rows (states, for whole layers) that no blob has brought yet, by cache.
+        self._missing = [
+            1
+            if cache.layer_class is LayerClass.WHOLE
+            else min(position, cache.window or position)
+            for cache in layout.caches
+        ]
+
+    def wants(self, blob_class: BlobClass, start: int, end: int) -> bool:
+        """Whether the blob of this class of segment [start, end) holds needed rows."""
+        if blob_class is BlobClass.STATE:
+            return end == self._position
+        if start >= self._position:
+            return False
+        window = self._layout.max_window
+        return blob_class is BlobClass.KV or end > self._position - window
+
+    def add(
+        self, blob_class: BlobClass, start: int, end: int, blob: memoryview
+    ) -> None:
+        """Copy the needed rows out of a blob of verified bytes.
+
+        Raises:
+            TensorHeaderError: the blob's header is not the derived one.
+            ArithmeticMismatchError: the blob's size is not the derived one.
+        """
+        derived = self._layout.blob(blob_class, end - start)
+        derived.check_header(bytes(blob[: len(derived.header)]))
+        if len(blob) != derived.size:
+            raise ArithmeticMismatchError("a blob does not have its derived size")
+        for tensor in derived.tensors:
+            host = self._host[tensor.cache][tensor.leaf]
+            data = blob[tensor.offset : tensor.offset + tensor.nbytes]
+            found = np.frombuffer(data, host.dtype).reshape(tensor.shape)
+            if blob_class is BlobClass.STATE:
+                host[...] = found
+                copied = 1
+            else:
+                copied = self._copy_rows(tensor.cache, host, found, end)
+            if tensor.leaf == 0:
+                self._missing[tensor.cache] -= copied
+
+    def _copy_rows(
+        self, cache: int, host: NDArray[Any], found: NDArray[Any], end: int
+    ) -> int:
+        spec = self._layout.caches[cache]
+        axis = row_axis(spec.leaves[0].shape)
+        first = self._position - int(
+            host.shape[axis]
+        )  # position of the host's first row
+        start = end - int(found.shape[axis])  # position of the blob's first row
+        low, high = max(first, start), min(self._position, end)
+        if low >= high:
+            return 0
+        host[:, :, low - first : high - first] = found[:, :, low - start : high - start]
+        return high - low
+
+    def caches(self) -> list[Any]:
+        """The model's list of caches, evaluated in the calling thread.
+
+        Raises:
+            ArithmeticMismatchError: rows are missing: some blob was never added.
+        """
+        if any(self._missing):
+            raise ArithmeticMismatchError("a restored state is incomplete")
+        arrays = [
+            [
+                mx.array(host).view(DTYPES[leaf.dtype])
+                for leaf, host in zip(cache.leaves, hosts, strict=True)
+            ]
+            for cache, hosts in zip(self._layout.caches, self._host, strict=True)
+        ]
+        self._host.clear()
+        caches = rebuild(self._layout, arrays, self._position)
+        mx.eval(arrays)
+        return caches
+
+
+def _bytes(array: Any) -> memoryview:  # noqa: ANN401 - mlx arrays and numpy's
+    """The memory of an evaluated, contiguous array, as bytes."""
+    return memoryview(array).cast("B")

@@ -1,0 +1,1 @@
+"""Prefix state on the move: export and import of artifacts, and their ledger."""

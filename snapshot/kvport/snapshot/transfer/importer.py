@@ -1,0 +1,248 @@
+"""Import: a container's bytes become state here, all of it or nothing.
+
+In: chunks, as they arrive. Out: an `ImportResult`, proven by a lookup. On the way:
+verify, choose the model, recompute keys, reserve, stage, admit, look up. Any error, and
+`abort`, leave cache and ledger as they were but for what was evicted to make room.
+
+Whoever brings state answers for it: the artifact's issuer joins the origins that it
+claims, so that nobody's state passes for this node's own.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+import attrs
+
+from kvport.manifest.digests import ArtifactId
+from kvport.manifest.errors import KvportError
+from kvport.manifest.identity import KeyId, Provenance
+from kvport.manifest.limits import ARTIFACT_BYTES
+from kvport.manifest.tokens import TOKEN_SIZE
+from kvport.manifest.trust import TrustList
+from kvport.manifest.verify import VerifiedManifest, VerifiedNode
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.records import Admitted, BlobRef, NodeRecord, Selection
+from kvport.snapshot.errors import GoneError, TooLargeError
+from kvport.snapshot.transfer.container import ContainerReader, Receiver
+from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger
+from kvport.snapshot.transfer.matching import LocalModel, verify_for
+from kvport.snapshot.transfer.staging import Staging
+
+__all__ = ["Import", "ImportResult", "LocalModel"]
+
+
+@attrs.frozen
+class ImportResult:
+    """What an import did.
+
+    Attributes:
+        artifact_id: digest of the manifest's payload.
+        model: name of the model here that the state is for.
+        restored_tokens: of the prefix, found by a lookup after admission.
+        admitted_segments: segments that are new.
+        present_segments: segments that were there already.
+    """
+
+    artifact_id: ArtifactId
+    model: str
+    restored_tokens: int
+    admitted_segments: int
+    present_segments: int
+
+
+@attrs.frozen
+class _Accepted:
+    verified: VerifiedManifest
+    model: LocalModel
+    staging: Staging
+
+
+class Import:
+    """One import; end it with `finish`, or with `abort`.
+
+    Calls block on the disk. They may come from any thread, one waits for another.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        ledger: Ledger,
+        models: Sequence[LocalModel],
+        trust: Callable[[], TrustList],
+        local: KeyId,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        max_bytes: int = ARTIFACT_BYTES,
+    ) -> None:
+        """Begin an import; nothing is touched before a signature was verified.
+
+        Args:
+            cache: where the state goes.
+            ledger: where the admission is recorded.
+            models: that it may be for, each with the namespace of the caller's scope.
+            trust: reads the trust list, as it is when the envelope has arrived.
+            local: this node's key.
+            now: the wall clock, aware.
+            max_bytes: cap on the container's size.
+        """
+        self._cache = cache
+        self._ledger = ledger
+        self._models = models
+        self._trust = trust
+        self._local: Final = local
+        self._now = now
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._reader: ContainerReader | None = ContainerReader(self._accept)
+        self._accepted: _Accepted | None = None
+
+    def feed(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of the container.
+
+        Raises:
+            KvportError: a subclass; the import has been aborted.
+        """
+        with self._lock:
+            reader = self._open_reader()
+            try:
+                reader.feed(chunk)
+            except BaseException:
+                self._discard()
+                raise
+
+    def finish(self) -> ImportResult:
+        """Say that there are no more bytes: admit, and prove it.
+
+        Raises:
+            GoneError: the state was evicted before it could be looked up.
+            KvportError: another subclass; the import has been aborted.
+        """
+        with self._lock:
+            reader = self._open_reader()
+            try:
+                reader.finish()
+                return self._admit()
+            finally:
+                self._discard()
+
+    def abort(self) -> None:
+        """Remove what is staged; does nothing after the end."""
+        with self._lock:
+            self._discard()
+
+    def _open_reader(self) -> ContainerReader:
+        if self._reader is None:
+            raise RuntimeError("the import has ended")
+        return self._reader
+
+    def _discard(self) -> None:
+        self._reader = None
+        if self._accepted is not None:
+            # What stays behind on a failing volume is swept at the next start; the
+            # error that led here says more.
+            with suppress(KvportError):
+                self._accepted.staging.discard()
+
+    def _accept(self, envelope: bytes) -> tuple[VerifiedManifest, Receiver]:
+        verified, model = verify_for(
+            self._models,
+            envelope,
+            trust=self._trust(),
+            now=self._now(),
+            own_key=self._local,
+        )
+        if verified.size > self._max_bytes:
+            raise TooLargeError(f"the artifact is above {self._max_bytes} bytes")
+        staging = Staging(self._cache, model.namespace, secrets.token_hex(16))
+        self._accepted = _Accepted(verified, model, staging)
+        return verified, staging
+
+    def _admit(self) -> ImportResult:
+        accepted = self._accepted
+        if accepted is None or (room := accepted.staging.reservation) is None:
+            raise RuntimeError("a whole container without a path")
+        verified, staging = accepted.verified, accepted.staging
+        issuer = verified.manifest.issuer.key_id
+        nodes = _records(staging.nodes, staging.tokens, issuer)
+        with self._ledger.admission(self._record(accepted), verified.envelope):
+            admitted = self._cache.admit(
+                accepted.model.namespace, nodes, staging.files, room
+            )
+        return self._prove(accepted, admitted)
+
+    def _prove(self, accepted: _Accepted, admitted: Admitted) -> ImportResult:
+        """Look the prefix up, on the artifact's own path."""
+        verified, nodes = accepted.verified, accepted.staging.nodes
+        selection = Selection(
+            limit=verified.manifest.prefix.tokens,
+            local=self._local,
+            within=frozenset(node.id for node in nodes),
+        )
+        tokens = accepted.staging.tokens
+        match = self._cache.match(accepted.model.namespace, tokens, selection)
+        restored = match.position if match else 0
+        if restored < _restorable(verified):
+            raise GoneError("the state was removed right after it was admitted")
+        return ImportResult(
+            artifact_id=verified.artifact_id,
+            model=accepted.model.name,
+            restored_tokens=restored,
+            admitted_segments=admitted.admitted_segments,
+            present_segments=admitted.present_segments,
+        )
+
+    def _record(self, accepted: _Accepted) -> ArtifactRecord:
+        verified, model = accepted.verified, accepted.model
+        manifest = verified.manifest
+        return ArtifactRecord(
+            id=verified.artifact_id,
+            direction=Direction.ADMITTED,
+            namespace=model.namespace.id,
+            scope=model.namespace.scope,
+            model=model.name,
+            issuer=manifest.issuer.key_id,
+            created=manifest.created,
+            expires=manifest.expires,
+            tokens=manifest.prefix.tokens,
+            size=verified.size,
+            tip=accepted.staging.nodes[-1].id,
+            recorded=self._now(),
+        )
+
+
+def _restorable(verified: VerifiedManifest) -> int:
+    """The last restore point that the manifest has."""
+    manifest = verified.manifest
+    if manifest.identity.layout.full_only:
+        return manifest.prefix.tokens
+    return manifest.points[-1].position
+
+
+def _records(
+    nodes: Sequence[VerifiedNode], tokens: bytes, issuer: KeyId
+) -> list[NodeRecord]:
+    return [
+        NodeRecord(
+            id=node.id,
+            parent=node.parent,
+            start=node.start,
+            end=node.end,
+            key=node.key,
+            tokens=tokens[node.start * TOKEN_SIZE : node.end * TOKEN_SIZE],
+            blobs=tuple(
+                BlobRef(blob.blob_class, blob.digest, blob.size)
+                for blob in node.blobs.values()
+            ),
+            kinds=frozenset(node.kinds),
+            attestations=(_brought_by(issuer, node.provenance),),
+        )
+        for node in nodes
+    ]
+
+
+def _brought_by(issuer: KeyId, said: Provenance) -> Provenance:
+    return attrs.evolve(said, origins=said.origins | {issuer})

@@ -1,0 +1,151 @@
+"""Staging: where an import's blobs wait until all of them are right.
+
+In: the path of an artifact whose envelope and tokens are verified, then its blobs.
+Out: flushed files below the cache's staging directory, for what is not stored yet.
+
+* The part of the path that is stored already is leased first, so that the room which
+  is then reserved for the rest is not made by evicting it.
+* Nothing is written before its bytes are reserved.
+* `discard` undoes all of it, whatever was done so far.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from kvport.manifest.digests import BlobDigest
+from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import ROOT_NODE, NodeId
+from kvport.manifest.verify import BlobEntry, VerifiedNode
+from kvport.snapshot.cache.account import Reservation
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.files import storage_io
+from kvport.snapshot.cache.leases import Lease
+from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.durable import fsync_file
+from kvport.snapshot.errors import GoneError
+
+_BUFFER_BYTES: Final = MIB
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Staging:
+    """The staged blobs of one import; a `container.Receiver`.
+
+    Attributes:
+        nodes: the artifact's path, once `begin` was called.
+        tokens: encoded ids of its prefix, likewise.
+        files: staged blobs by digest, each whole, right and flushed.
+        reservation: holds the room of what is staged, once `begin` was called.
+    """
+
+    def __init__(self, cache: Cache, namespace: Namespace, import_id: str) -> None:
+        """Staging for one import; touches nothing yet."""
+        self.nodes: Sequence[VerifiedNode] = ()
+        self.tokens = b""
+        self.files: dict[BlobDigest, Path] = {}
+        self.reservation: Reservation | None = None
+        self._cache = cache
+        self._namespace = namespace
+        self._id = import_id
+        self._directory = Path()
+        self._missing: dict[BlobDigest, int] = {}
+        self._writing: tuple[BlobDigest, BinaryIO] | None = None
+        self._undo = contextlib.ExitStack()
+
+    def begin(self, nodes: Sequence[VerifiedNode], tokens: bytes) -> None:
+        """Lease what is stored of the path, and reserve room for the rest.
+
+        Raises:
+            CapacityError: the cap, or what is in use, leaves no room.
+            StorageError: the volume refused.
+        """
+        self.nodes, self.tokens = nodes, tokens
+        stored, lease = self._lease_stored()
+        self._undo.callback(lease.release)
+        self._missing = {
+            blob.digest: blob.size
+            for node in nodes[stored:]
+            for blob in node.blobs.values()
+        }
+        self.reservation = self._cache.reserve(
+            sum(self._missing.values()), files=len(self._missing)
+        )
+        self._undo.callback(self.reservation.release)
+        # Called before what was registered earlier: files go before their room does.
+        self._undo.callback(self._cache.discard_staging, self._id)
+        self._directory = self._cache.staging(self._id)
+
+    def begin_blob(self, entry: BlobEntry) -> None:
+        """Open a file for the blob, if it is missing.
+
+        Raises:
+            DiskFullError: the volume is full.
+            StorageError: the volume refused.
+        """
+        if entry.digest in self._missing:
+            with storage_io():
+                path = self._directory / entry.digest.hex()
+                file = os.fdopen(os.open(path, _FLAGS, 0o600), "wb", _BUFFER_BYTES)
+            self._writing = entry.digest, file
+
+    def add(self, data: memoryview) -> None:
+        """Write some of the blob.
+
+        Raises:
+            DiskFullError: the volume is full.
+            StorageError: the volume refused.
+        """
+        if self._writing is not None:
+            with storage_io():
+                self._writing[1].write(data)
+
+    def end_blob(self) -> None:
+        """Flush the blob: this takes its time now, and not while it is admitted.
+
+        Raises:
+            DiskFullError: the volume is full.
+            StorageError: the volume refused.
+        """
+        if self._writing is not None:
+            digest, file = self._writing
+            with storage_io(), file:
+                file.flush()
+                fsync_file(file.fileno())
+            self._writing = None
+            self.files[digest] = self._directory / digest.hex()
+
+    def discard(self) -> None:
+        """Remove what is staged, and let room and lease go; again does nothing.
+
+        Raises:
+            StorageError: the volume refused; room and lease are let go all the same.
+        """
+        if self._writing is not None:
+            _, file = self._writing
+            self._writing = None
+            # What its buffer holds may not fit the volume; it is not wanted anyway.
+            with contextlib.suppress(OSError):
+                file.close()
+        self._undo.close()
+
+    def _lease_stored(self) -> tuple[int, Lease]:
+        """How many nodes are stored, from the root on, with a lease on the last."""
+        # A node is stored only if its parent is: the last one is found by halving.
+        low, high = 0, len(self.nodes)
+        lease = self._lease(ROOT_NODE)
+        while low < high:
+            middle = (low + high + 1) // 2
+            try:
+                found = self._lease(self.nodes[middle - 1].id)
+            except GoneError:
+                high = middle - 1
+            else:
+                lease.release()
+                low, lease = middle, found
+        return low, lease
+
+    def _lease(self, node: NodeId) -> Lease:
+        return self._cache.lease(self._namespace, node, f"import {self._id}")

@@ -1,0 +1,191 @@
+import base64
+import json
+
+import attrs
+import pytest
+from tests.manifest.builder import DENSE, KEY, OTHER_KEY, ManifestBuilder
+
+from kvport.manifest.domains import PAYLOAD_TYPE
+from kvport.manifest.envelope import (
+    Envelope,
+    Signature,
+    encode_envelope,
+    open_envelope,
+    pae,
+    seal,
+)
+from kvport.manifest.errors import FormatError, KvportError, LimitExceededError
+from kvport.manifest.keys import SigningKey
+from kvport.manifest.limits import ENVELOPE_BYTES, PAYLOAD_BYTES
+
+PAYLOAD = b'{"a":1}'
+KEYS = [SigningKey.from_bytes(bytes([n]) * 32) for n in range(9)]
+
+
+def test_an_envelope_is_dsse():
+    document = json.loads(seal(PAYLOAD, [KEY]))
+    assert list(document) == ["payload", "payloadType", "signatures"]
+    payload = base64.b64decode(document["payload"])
+    [signature] = document["signatures"]
+    assert payload == PAYLOAD
+    assert document["payloadType"] == PAYLOAD_TYPE
+    assert signature["keyid"] == KEY.public.key_id
+    message = b"DSSEv1 39 application/vnd.kvport.manifest.v1+json 7 " + PAYLOAD
+    KEY.public.verify(base64.b64decode(signature["sig"]), message)
+
+
+def test_pae_counts_bytes():
+    assert pae("\u00e4", b"\x00\n") == b"DSSEv1 2 \xc3\xa4 2 \x00\n"
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_what_is_sealed_opens(count):
+    data = seal(PAYLOAD, KEYS[:count])
+    opened = open_envelope(data)
+    assert opened.payload == PAYLOAD
+    assert opened.payload_type == PAYLOAD_TYPE
+    assert len(opened.signatures) == count
+    assert encode_envelope(opened) == data
+
+
+def test_the_order_of_signers_does_not_matter():
+    assert seal(PAYLOAD, KEYS[:3]) == seal(PAYLOAD, KEYS[2::-1])
+
+
+def test_no_signature_is_refused():
+    with pytest.raises(FormatError):
+        seal(PAYLOAD, [])
+    with pytest.raises(FormatError):
+        open_envelope(encode_envelope(Envelope(PAYLOAD, PAYLOAD_TYPE, ())))
+
+
+def test_nine_signatures_are_refused():
+    with pytest.raises(LimitExceededError):
+        seal(PAYLOAD, KEYS)
+    signatures = sorted(
+        (Signature(key.public.key_id, bytes(64)) for key in KEYS),
+        key=lambda signature: signature.key_id,
+    )
+    data = encode_envelope(Envelope(PAYLOAD, PAYLOAD_TYPE, tuple(signatures)))
+    with pytest.raises(LimitExceededError):
+        open_envelope(data)
+
+
+def test_two_signatures_by_one_key_are_refused():
+    with pytest.raises(FormatError):
+        seal(PAYLOAD, [KEY, KEY])
+    opened = open_envelope(seal(PAYLOAD, [KEY]))
+    twice = attrs.evolve(opened, signatures=opened.signatures * 2)
+    with pytest.raises(FormatError):
+        open_envelope(encode_envelope(twice))
+
+
+def test_unsorted_signatures_are_refused():
+    opened = open_envelope(seal(PAYLOAD, [KEY, OTHER_KEY]))
+    unsorted = attrs.evolve(opened, signatures=opened.signatures[::-1])
+    with pytest.raises(FormatError):
+        open_envelope(encode_envelope(unsorted))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b"{", b" {"),
+        (b":", b": "),
+        (b'"payload"', b'"p\\u0061yload"'),
+        (b'"payloadType"', b'"payloadtype"'),
+        (b'"payloadType"', b'"extra":1,"payloadType"'),
+        (b'"sig":', b'"cert":"","sig":'),
+        (b'"keyid":"ed25519:', b'"keyid":"ED25519:'),
+        (b'"keyid":"ed25519:', b'"keyid":"'),
+        (b"]}", b"]} "),
+        (b"]}", b"]}\n"),
+        (b"]}", b"],}"),
+        (b"]}", b",]}"),
+        (b'=="}', b'="}'),
+        (b'=="}', b'"}'),
+        (b'=="}', b'==="}'),
+        (b"eyJhIjoxfQ==", b"eyJhIjoxfQ"),
+        (b"eyJhIjoxfQ==", b"eyJhIjoxfQ="),
+        (b"eyJhIjoxfQ==", b"eyJhIjoxfQ==="),
+        (b"eyJhIjoxfQ==", b"eyJhIjoxfR=="),
+        (b"eyJhIjoxfQ==", b"eyJh IjoxfQ=="),
+        (b"eyJhIjoxfQ==", b"eyJh\nIjoxfQ=="),
+        (b"eyJhIjoxfQ==", b"eyJh\\nIjoxfQ=="),
+        (b"eyJhIjoxfQ==", b"eyJh=IjoxfQ=="),
+        (b"eyJhIjoxfQ==", b"=eyJhIjoxfQ=="),
+        (b"eyJhIjoxfQ==", b"eyJhIjoxfQ==eyJhIjoxfQ=="),
+        (b"eyJhIjoxfQ==", b"eyJhIj-_fQ=="),
+        (b"application/vnd", b"application\\/vnd"),
+        (b"application/vnd", b"application/\xc3\xa4"),
+        (b"application/vnd", b"a" * 128),
+    ],
+)
+def test_another_spelling_is_refused(good, bad):
+    data = seal(PAYLOAD, [KEY])
+    assert good in data
+    with pytest.raises(FormatError):
+        open_envelope(data.replace(good, bad, 1))
+
+
+def test_other_bits_that_decode_to_the_same_signature_are_refused():
+    data = seal(PAYLOAD, [KEY])
+    at = data.index(b'=="}') - 1
+    alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    for last in alphabet:
+        other = data[:at] + bytes([last]) + data[at + 1 :]
+        if other == data:
+            continue
+        try:
+            opened = open_envelope(other)
+        except FormatError:
+            continue
+        assert opened.signatures != open_envelope(data).signatures
+
+
+def test_the_members_have_one_order():
+    data = seal(PAYLOAD, [KEY])
+    document = json.loads(data)
+    reverse = dict(reversed(document.items()))
+    assert json.dumps(document, separators=(",", ":")).encode() == data
+    with pytest.raises(FormatError):
+        open_envelope(json.dumps(reverse, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"payload":"', b"null", bytes(600)])
+def test_what_is_not_an_envelope_is_refused(data):
+    with pytest.raises(FormatError):
+        open_envelope(data)
+
+
+def test_truncation_anywhere_is_refused():
+    data = seal(PAYLOAD, [KEY])
+    for length in range(len(data)):
+        with pytest.raises(FormatError):
+            open_envelope(data[:length])
+
+
+def test_an_envelope_is_limited_in_size():
+    with pytest.raises(LimitExceededError):
+        open_envelope(bytes(ENVELOPE_BYTES + 1))
+    with pytest.raises(LimitExceededError):
+        seal(bytes(PAYLOAD_BYTES), [KEY])
+
+
+def test_the_largest_envelope_keeps_the_payload_within_its_limit():
+    overhead = len(seal(b"", [KEY]))
+    largest = (ENVELOPE_BYTES - overhead) // 4 * 3
+    assert largest < PAYLOAD_BYTES
+    assert len(open_envelope(seal(bytes(largest), [KEY])).payload) == largest
+
+
+def test_every_single_bit_flip_of_an_envelope_is_refused():
+    builder = ManifestBuilder(layout=DENSE, tokens=(1, 2), cuts=(), points={})
+    data = bytearray(builder.sealed())
+    builder.verified(bytes(data))
+    trust, local = builder.trust(), builder.local()
+    for bit in range(8 * len(data)):
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(KvportError):
+            builder.verified(bytes(data), trust=trust, local=local)
+        data[bit // 8] ^= 1 << bit % 8

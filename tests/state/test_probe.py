@@ -1,0 +1,69 @@
+"""Which models are carried, and how the others are refused."""
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
+from kvport.snapshot.engine.local_identity import FileDigests
+from kvport.snapshot.engine.models import load_model
+from kvport.snapshot.errors import UnsupportedModelError
+from kvport.snapshot.state.probe import probe
+
+
+class Toy(nn.Module):
+    """A model of one row per token, with whatever cache it is told to make."""
+
+    def __init__(self, make, side_state=False):
+        super().__init__()
+        self.layers = []
+        self._make, self._side, self._seen = make, side_state, 0
+
+    def make_cache(self):
+        return self._make()
+
+    def __call__(self, tokens, cache=None):
+        rows = mx.broadcast_to(
+            tokens[:, None, :, None], (*tokens.shape[:1], 1, tokens.shape[1], 2)
+        )
+        rows = rows.astype(mx.float32)
+        out = mx.zeros((*tokens.shape, 4))
+        for member in cache:
+            for one in member.caches if isinstance(member, CacheList) else [member]:
+                if isinstance(one, ArraysCache):
+                    one[0] = rows[:, 0, -1:, :]
+                else:
+                    keys, _ = one.update_and_fetch(rows, rows)
+                    out = out + keys.sum()
+        self._seen += tokens.shape[1]
+        return out + self._seen if self._side else out
+
+
+class Odd(KVCache):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: [Odd()], "Odd"),
+        (lambda: [RotatingKVCache(8, keep=4)], "keeps its first 4 rows"),
+        (lambda: [ArraysCache(2)], "empty leaf"),
+        (lambda: [CacheList(KVCache(), Odd())], r"0\.1 \(Odd\)"),
+    ],
+)
+def test_b52_unknown_kinds_are_refused_by_name(make, named):
+    with pytest.raises(UnsupportedModelError, match=named):
+        probe(Toy(make))
+
+
+def test_b45_side_state_is_refused():
+    assert probe(Toy(lambda: [KVCache()]))
+    with pytest.raises(UnsupportedModelError, match="beside its caches"):
+        probe(Toy(lambda: [KVCache()], side_state=True))
+
+
+def test_model_that_cannot_be_batched_is_refused_at_load(model_dir, tmp_path):
+    directory = model_dir("llama4")
+    with pytest.raises(UnsupportedModelError, match="ChunkedKVCache"):
+        load_model("llama4", directory, FileDigests(tmp_path / "digests.json"))
