@@ -43,7 +43,7 @@ class Running:
         self._answer = Answer()
 
     def next(self):
-        event = self.events.get(timeout=60)
+        event = self.events.get(timeout=3600)
         match event:
             case Started(restored=restored):
                 self._answer.restored = restored
@@ -69,7 +69,10 @@ class Running:
 class Rig:
     """Engine, cache and one model called `m`."""
 
-    def __init__(self, root: Path, model: Path, tuning: Tuning, key: SigningKey):
+    def __init__(
+        self, root: Path, model: Path, tuning: Tuning, key: SigningKey, block: int
+    ):
+        self.block = block
         self.closed = False
         self.local = key.public.key_id
         self.cache_root = root / "cache"
@@ -88,7 +91,7 @@ class Rig:
         def store(model):
             if model.identity is None:
                 return None
-            namespace = self.cache.namespace(model.identity, "default", 256)
+            namespace = self.cache.namespace(model.identity, "default", self.block)
             return Store(cache=self.cache, namespace=namespace, local=self.local)
 
         return self.engine.load(name, directory, self.files, store)
@@ -127,12 +130,12 @@ def rig(tmp_path, model_dir):
     """Open rigs; the same `home` name opens the same cache again."""
     opened, keys = [], {}
 
-    def open_rig(model="llama", home="a", chunk=512, stride=4096, **tuning):
+    def open_rig(model="llama", home="a", chunk=512, stride=4096, block=256, **tuning):
         directory = model if isinstance(model, Path) else model_dir(model)
         (tmp_path / home).mkdir(exist_ok=True)
         key = keys.setdefault(home, SigningKey.generate())
         settings = Tuning(chunk=chunk, stride=stride, **tuning)
-        made = Rig(tmp_path / home, directory, settings, key)
+        made = Rig(tmp_path / home, directory, settings, key, block)
         opened.append(made)
         return made
 

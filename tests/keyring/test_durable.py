@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import pytest
 
+from kvport.snapshot import durable
 from kvport.snapshot.durable import (
     fsync_directory,
     fsync_file,
@@ -80,6 +82,16 @@ def test_flushes_reach_the_kernel(tmp_path):
         fsync_file(file_descriptor_of_nothing())
 
 
+def test_a_full_flush_is_used_where_the_system_has_it(tmp_path, monkeypatch):
+    not_offered, harmless = 51, fcntl.F_GETFD  # 51 is macOS's F_FULLFSYNC
+    with (tmp_path / "a").open("wb") as file:
+        for command in (not_offered, harmless):
+            monkeypatch.setattr(durable, "_FULL_FSYNC", command)
+            fsync_file(file.fileno())
+    with pytest.raises(OSError, match="descriptor"):
+        fsync_file(file_descriptor_of_nothing())
+
+
 def file_descriptor_of_nothing():
     fd = os.open(os.devnull, os.O_RDONLY)
     os.close(fd)
@@ -92,6 +104,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     write_atomic(path, b"old", 0o600)
     program = f"""
 import pathlib, resource, signal
+from kvport.snapshot import durable
 from kvport.snapshot.durable import write_atomic
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

@@ -19,7 +19,7 @@ from kvport.manifest.keys import SigningKey
 from kvport.manifest.limits import ENVELOPE_BYTES, PAYLOAD_BYTES
 
 PAYLOAD = b'{"a":1}'
-KEYS = [SigningKey.from_bytes(bytes([n]) * 32) for n in range(9)]
+KEYS = [SigningKey.from_bytes(bytes([n]) * 32) for n in range(20)]
 
 
 def test_an_envelope_is_dsse():
@@ -59,11 +59,12 @@ def test_no_signature_is_refused():
         open_envelope(encode_envelope(Envelope(PAYLOAD, PAYLOAD_TYPE, ())))
 
 
-def test_nine_signatures_are_refused():
+@pytest.mark.parametrize("count", [9, 20])
+def test_more_than_eight_signatures_are_refused(count):
     with pytest.raises(LimitExceededError):
-        seal(PAYLOAD, KEYS)
+        seal(PAYLOAD, KEYS[:count])
     signatures = sorted(
-        (Signature(key.public.key_id, bytes(64)) for key in KEYS),
+        (Signature(key.public.key_id, bytes(64)) for key in KEYS[:count]),
         key=lambda signature: signature.key_id,
     )
     data = encode_envelope(Envelope(PAYLOAD, PAYLOAD_TYPE, tuple(signatures)))

@@ -156,6 +156,7 @@ def leaf(**fields):
         [edited(KV, leaves=[leaf(), leaf()])],
         [edited(KV, leaves=[])],
         [edited(KV, leaves=[leaf(name=f"a{i}") for i in range(65)])],
+        [edited(KV, cache=str(i)) for i in range(4097)],
     ],
 )
 def test_what_is_not_a_layout_is_refused(value):

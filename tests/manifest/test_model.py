@@ -163,6 +163,7 @@ def test_what_looks_like_an_integer_is_none(path, value):
         (("numerics", 0, "chunk"), 0),
         (("numerics", 0, "blas_threads"), -1),
         (("prefix", "key"), "0" * 63),
+        (("prefix", "size"), -1),
         (("prefix", "digest"), "0" * 64),
         (("segments", 0, "numerics"), 1),
         (("segments", 0, "numerics"), -1),

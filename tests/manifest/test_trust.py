@@ -11,6 +11,7 @@ from kvport.manifest.errors import (
     UntrustedKeyError,
     WeakKeyError,
 )
+from kvport.manifest.keys import SigningKey
 from kvport.manifest.timestamps import ALWAYS, format_time, parse_time
 from kvport.manifest.trust import ANY, Role, TrustEntry, TrustList
 
@@ -87,6 +88,13 @@ def test_one_key_has_one_entry():
 def test_a_list_is_limited_in_size():
     with pytest.raises(LimitExceededError):
         TrustList.from_json(bytes((1 << 20) + 1))
+    many = frozenset(f"{n:0500}" for n in range(1024))
+    entries = [
+        TrustEntry(public_key=key.public, name="", models=many, scopes=ANY)
+        for key in (KEY, OTHER_KEY, SigningKey.generate())
+    ]
+    with pytest.raises(LimitExceededError):
+        TrustList.of(entries).to_json()
 
 
 @pytest.mark.parametrize(

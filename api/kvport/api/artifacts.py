@@ -1,10 +1,12 @@
 """Artifacts that a node knows: kept exports, and what was admitted."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
+from kvport.api.bodies import CacheOptions
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.nodes import NodeId
+from kvport.manifest.timestamps import format_time
 from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
@@ -38,33 +40,70 @@ def reopen(node: Node, artifact: str) -> Export:
     )
 
 
-def path_of(node: Node, artifact: str) -> frozenset[NodeId]:
-    """The nodes of an artifact's path, exported here or admitted.
+def facts(node: Node, artifact: str) -> dict[str, Any]:
+    """What is known of one artifact.
 
     Raises:
-        ArtifactUnknownError: neither.
-        ArtifactGoneError: the path was removed since.
+        ArtifactUnknownError: it was neither kept nor admitted here.
+        ArtifactGoneError: its state was removed since.
     """
-    for record in _records(node, artifact):
+    record = _record(node, artifact)
+    _path(node, record)
+    return _facts(record, stored=True)
+
+
+def all_facts(node: Node) -> list[dict[str, Any]]:
+    """What is known of each artifact, newest first; `stored` if its state is there."""
+    found = []
+    for record in node.ledger.artifacts(DEFAULT_SCOPE):
         try:
-            path = node.cache.path(record.space, record.tip)
-        except GoneError as error:
-            raise ArtifactGoneError("the artifact's state was removed") from error
-        return frozenset(one.id for one in path)
+            _path(node, record)
+        except ArtifactGoneError:
+            found.append(_facts(record, stored=False))
+        else:
+            found.append(_facts(record, stored=True))
+    return found
+
+
+def allowed_nodes(node: Node, options: CacheOptions) -> frozenset[NodeId] | None:
+    """The nodes that a request may restore; None stands for all.
+
+    Raises:
+        ArtifactUnknownError: the artifact was neither kept nor admitted here.
+        ArtifactGoneError: its state was removed since.
+    """
+    if options.artifact is None:
+        return None
+    return _path(node, _record(node, options.artifact))
+
+
+def _record(node: Node, artifact: str) -> ArtifactRecord:
+    for direction in (Direction.ADMITTED, Direction.EXPORTED):
+        ident = ArtifactId(artifact)
+        record = node.ledger.find(ident, direction, scope=DEFAULT_SCOPE)
+        if record is not None:
+            return record
     raise ArtifactUnknownError("no artifact of this id is known here")
 
 
-def is_stored(node: Node, record: ArtifactRecord) -> bool:
-    """Whether the artifact's state is still there."""
+def _path(node: Node, record: ArtifactRecord) -> frozenset[NodeId]:
     try:
-        node.cache.path(record.space, record.tip)
-    except GoneError:
-        return False
-    return True
+        path = node.cache.path(record.space, record.tip)
+    except GoneError as error:
+        raise ArtifactGoneError("the artifact's state was removed") from error
+    return frozenset(one.id for one in path)
 
 
-def _records(node: Node, artifact: str) -> Iterable[ArtifactRecord]:
-    for direction in (Direction.ADMITTED, Direction.EXPORTED):
-        found = node.ledger.find(ArtifactId(artifact), direction, scope=DEFAULT_SCOPE)
-        if found is not None:
-            yield found
+def _facts(record: ArtifactRecord, *, stored: bool) -> dict[str, Any]:
+    return {
+        "artifact_id": record.id,
+        "direction": record.direction,
+        "model": record.model,
+        "issuer": record.issuer,
+        "created": format_time(record.created),
+        "expires": format_time(record.expires),
+        "recorded": format_time(record.recorded),
+        "restorable_tokens": record.tokens,
+        "size_bytes": record.size,
+        "stored": stored,
+    }

@@ -46,6 +46,14 @@ class MethodNotAllowedError(KvportError):
     advice = "GET /schema lists the methods of each address."
 
 
+class PortError(KvportError):
+    """The port to serve on cannot be had."""
+
+    code = "port"
+    cause = "The port is taken by another process, or not open to this user."
+    advice = "Name another with --port, or 0 for a free one."
+
+
 class NoServerError(KvportError):
     """No server runs on the home."""
 

@@ -73,12 +73,14 @@ LOCAL: Final = frozenset(
         "foreign_root",
         "home_in_use",
         "model_load",
+        "port",
         "unsupported_model",
         # The command line and the client.
         "incomplete",
         "model_build",
         "model_fetch",
         "no_server",
+        "not_listed",
         "unreachable",
         "wrong_server",
     }

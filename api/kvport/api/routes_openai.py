@@ -1,6 +1,7 @@
 """`/v1/*`: models and completions, as clients of OpenAI's API know them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import structlog
 from litestar import Request as HttpRequest
 from litestar import Response, get, post
 
-from kvport.api import artifacts
+from kvport.api.artifacts import allowed_nodes
 from kvport.api.bodies import (
     DEFAULT_MAX_TOKENS,
     ChatBody,
@@ -109,24 +110,22 @@ async def _answer(http: Http, node: Node, asked: _Asked) -> Response[Any]:
     body, form = asked.body, asked.form
     request = await asyncio.to_thread(_request, node, asked)
     reply = Reply(node, body.model, request)
-    streaming = False
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(reply.cancel)
         # A request that fails in the queue gets a status, streamed or not.
         restored = await unless_gone(http.receive, reply.restored())
         usage = Usage(prompt=len(request.tokens), generated=0, restored=restored)
         if body.stream:
-            streaming = True
+            undo.pop_all()
             return Streamed(
-                _events(reply, form, usage, _wants_usage(body)),
+                _events(reply, form, usage, wants_usage=_wants_usage(body)),
+                closing=reply.cancel,
                 media_type="text/event-stream",
                 headers={"cache-control": "no-cache"},
             )
         tokens = await unless_gone(http.receive, _all(reply))
         usage = attrs.evolve(usage, generated=len(tokens))
         return Response(form.whole(tokens, usage))
-    finally:
-        if not streaming:
-            reply.cancel()
 
 
 def _request(node: Node, asked: _Asked) -> Request:
@@ -134,7 +133,6 @@ def _request(node: Node, asked: _Asked) -> Request:
     body = asked.body
     rendered = render(node, body)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    artifact = body.cache.artifact
     return Request(
         tokens=rendered.tokens,
         fork=rendered.fork,
@@ -144,7 +142,7 @@ def _request(node: Node, asked: _Asked) -> Request:
         ignore_eos=body.ignore_eos,
         top_logprobs=asked.top_logprobs,
         policy=body.cache.policy or node.settings.policy,
-        within=artifacts.path_of(node, artifact) if artifact is not None else None,
+        within=allowed_nodes(node, body.cache),
     )
 
 
@@ -168,7 +166,7 @@ async def _all(reply: Reply) -> list[Any]:
 
 
 async def _events(
-    reply: Reply, form: Form, usage: Usage, wants_usage: bool  # noqa: FBT001
+    reply: Reply, form: Form, usage: Usage, *, wants_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events; after an error one with the problem, and no `[DONE]`."""
     generated = 0
@@ -186,8 +184,6 @@ async def _events(
     except Exception:
         log.exception("stream_failed")
         yield b"event: error\n" + _event({"error": INTERNAL})
-    finally:
-        reply.cancel()
 
 
 def _event(content: object) -> bytes:

@@ -14,7 +14,7 @@ import structlog
 from litestar import Response
 from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
-from litestar.types import Receive, Send
+from litestar.types import Receive, Scope, Send
 
 PIECE: Final = 1 << 20
 
@@ -33,6 +33,7 @@ class Held(Generic[T]):
         """Begin to open it; `close` must be called in any case."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kvport-{name}")
         self._closing = closing
+        self._closed = False
         self._opened: Future[T] = self._thread.submit(opening)
 
     async def opened(self) -> T:
@@ -48,9 +49,11 @@ class Held(Generic[T]):
         return await asyncio.wrap_future(self.start(work))
 
     def close(self) -> None:
-        """Close it after what runs now; returns at once."""
-        self._thread.submit(self._close)
-        self._thread.shutdown(wait=False)
+        """Close it after what runs now; returns at once, a second time does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._close)
+            self._thread.shutdown(wait=False)
 
     def _close(self) -> None:
         if self._opened.cancelled() or self._opened.exception() is not None:
@@ -64,19 +67,16 @@ class Held(Generic[T]):
 async def outgoing(
     held: Held[T], stream: Callable[[T], Iterator[bytes]]
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a held export in pieces of about a megabyte; closes it at the end.
+    """The bytes of a held export, in pieces of about a megabyte.
 
     What the export raises ends the generator, and with it the connection: the client
     sees a body shorter than announced.
     """
-    try:
-        source = await held.run(stream)
+    source = await held.run(stream)
+    ahead = held.start(lambda _: _fill(source))
+    while piece := await asyncio.wrap_future(ahead):
         ahead = held.start(lambda _: _fill(source))
-        while piece := await asyncio.wrap_future(ahead):
-            ahead = held.start(lambda _: _fill(source))
-            yield piece
-    finally:
-        held.close()
+        yield piece
 
 
 def _fill(source: Iterator[bytes]) -> bytes:
@@ -123,41 +123,57 @@ async def gone(receive: Receive) -> None:
 
 
 class Streamed(Response[None]):
-    """A response whose generator is closed for certain, however the response ends."""
+    """A streamed response that lets go of its source for certain, however it ends."""
 
     def __init__(
         self,
         pieces: AsyncGenerator[bytes, None],
         *,
+        closing: Callable[[], None],
         media_type: str,
         headers: Mapping[str, str],
     ) -> None:
+        """A response with status 200.
+
+        Args:
+            pieces: the body; it may never be started, so it cannot clean up itself.
+            closing: called once, at the end.
+            media_type: of the body.
+            headers: further headers.
+        """
         super().__init__(None, media_type=media_type, headers=dict(headers))
         self._pieces = pieces
+        self._end = closing
 
     def to_asgi_response(self, *_: Any, **__: Any) -> ASGIResponse:  # noqa: ANN401
         """The framework's hook; its arguments concern cookies and defaults."""
-        return _StreamedBody(
+        response = _StreamedBody(
             iterator=self._pieces,
             media_type=self.media_type,
             headers=self.headers,
             status_code=200,
         )
+        response.closing = self._end
+        return response
 
 
 class _StreamedBody(ASGIStreamingResponse):
+    closing: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.closing()
+
     async def send_body(self, send: Send, receive: Receive) -> None:
         sending = asyncio.ensure_future(self._stream(send))
         leaving = asyncio.ensure_future(gone(receive))
         try:
-            await asyncio.wait(
-                {sending, leaving}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
             sending.cancel()
             leaving.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
-            if isinstance(self.iterator, AsyncGenerator):
-                await self.iterator.aclose()

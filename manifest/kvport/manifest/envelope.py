@@ -133,7 +133,8 @@ def open_envelope(data: bytes) -> Envelope:
         for key_id, value in _ONE_SIGNATURE.findall(found[2])
     )
     _check_signers([signature.key_id for signature in signatures])
-    return Envelope(_decode(data[start:end]), found[1].decode("ascii"), signatures)
+    payload = _decode(memoryview(data)[start:end])
+    return Envelope(payload, found[1].decode("ascii"), signatures)
 
 
 def _encode_signatures(signatures: Iterable[Signature]) -> Iterable[bytes]:
@@ -150,7 +151,7 @@ def _check_signers(key_ids: Sequence[KeyId]) -> None:
         raise FormatError("signatures must be sorted by key id, one per key")
 
 
-def _decode(text: bytes) -> bytes:
+def _decode(text: bytes | memoryview) -> bytes:
     try:
         value = binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:

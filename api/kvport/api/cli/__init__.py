@@ -84,7 +84,7 @@ main: Final = Root(
             "import": ("transfer:import_", "Bring the state in a file into a server."),
             "probe": (
                 "cache:probe",
-                "How much of a prompt a server would not compute.",
+                "How much of a prompt is restorable.",
             ),
             "cache": _CACHE,
         },
@@ -92,7 +92,7 @@ main: Final = Root(
             "inspect": ("archive:inspect", "Show what a file is, without a server."),
             "verify": (
                 "archive:verify",
-                "Check every byte of a file, without a server.",
+                "Check every byte, without a server.",
             ),
             "keys": _KEYS,
             "trust": _TRUST,
@@ -101,7 +101,7 @@ main: Final = Root(
             "demo": ("demo:demo", "Show all of it on tiny models, in under a minute."),
             "selfcheck": (
                 "selfcheck:selfcheck",
-                "Does a model restore bit for bit here?",
+                "Prove that a model restores exactly.",
             ),
         },
     },

@@ -10,7 +10,9 @@ import rich_click as click
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)(B?)", re.ASCII | re.I)
+_SIZE: Final = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)(B?)", re.ASCII | re.IGNORECASE
+)
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 FILE: Final = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
@@ -24,7 +26,7 @@ class Size(click.ParamType):
 
     def convert(
         self,
-        value: Any,
+        value: object,
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> int:

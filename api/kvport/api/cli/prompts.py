@@ -1,9 +1,9 @@
 """The prompt of a command: an argument or one of three kinds of files.
 
-PROMPT | --prompt-file    text, continued as it stands
---messages-file           a chat: a JSON list of messages, or an object with
-                          `messages` and optional `tools`, `chat_template_kwargs`
---tokens-file             a JSON list of token ids
+* PROMPT or --prompt-file: a text, continued as it stands.
+* --messages-file: a chat, as a JSON list of messages, or as an object with `messages`
+  and, if need be, `tools` and `chat_template_kwargs`.
+* --tokens-file: a JSON list of token ids.
 """
 
 import functools
@@ -11,13 +11,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import rich_click as click
 
 from kvport.api.cli.options import FILE
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Prompt = dict[str, Any]
 """The fields of a request that say what to run: exactly one of `prompt`, `messages`
@@ -41,7 +39,7 @@ def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
         prompt_file: Path | None,
         messages_file: Path | None,
         tokens_file: Path | None,
-        **rest: Any,
+        **rest: object,
     ) -> None:
         files = {
             "prompt_file": prompt_file,

@@ -2,10 +2,11 @@
 
 import importlib.metadata
 import os
-from typing import Any, Final
+from typing import Final
 
 import rich_click as click
 
+from kvport.api.cli.errors import LocalFileError
 from kvport.api.cli.output import report
 from kvport.api.cli.tree import LazyGroup, Panels
 from kvport.manifest.errors import KvportError
@@ -19,21 +20,23 @@ class Root(LazyGroup):
 
     def __init__(self, name: str, text: str, panels: Panels) -> None:
         super().__init__(name, text, panels)
-        version = click.version_option(
-            importlib.metadata.version("kvport"), prog_name="kvport"
-        )
-        version(self)
+        version = importlib.metadata.version("kvport")
+        click.version_option(version, prog_name="kvport")(self)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; whatever kvport refuses ends with code 1."""
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command; whatever is refused ends with a message and code 1."""
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
         except KvportError as error:
             report(error)
+            ctx.exit(1)
         except BrokenPipeError:
             # Whoever read our output has enough. What Python would still flush at exit
             # goes nowhere instead of raising again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            ctx.exit(1)
+        except OSError as error:
+            report(LocalFileError.of(error))
+            ctx.exit(1)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
-        ctx.exit(1)

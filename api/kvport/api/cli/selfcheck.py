@@ -45,7 +45,7 @@ from kvport.snapshot.engine.runner import Tuning
 def selfcheck(
     model: str, *, tokens: int, policy: str, chunk: int, as_json: bool
 ) -> None:
-    """Does a model restore bit for bit here?
+    """Prove that a model restores exactly.
 
     Computes a prompt, stores its state, closes everything, restores the state and goes
     on for 32 tokens. The differences are of log-probabilities over the whole

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from kvport.api.cli.errors import NotListedError
 from kvport.api.cli.options import home_option
 from kvport.api.cli.output import (
     fingerprint,
@@ -21,7 +22,7 @@ from kvport.api.cli.output import (
     print_table,
 )
 from kvport.manifest.digests import parse_hex32
-from kvport.manifest.errors import FormatError, KvportError
+from kvport.manifest.errors import FormatError
 from kvport.manifest.keys import PublicKey, parse_key_id
 from kvport.manifest.timestamps import ALWAYS, format_time
 from kvport.manifest.trust import ANY, TrustEntry
@@ -145,14 +146,6 @@ def remove(key_id: str, home: Path, *, as_json: bool) -> None:
         print_json({"key_id": parsed})
     else:
         click.echo(f"no longer trusted: {parsed}")
-
-
-class NotListedError(KvportError):
-    """A key that is to be removed is not in the trust list."""
-
-    code = "not_listed"
-    cause = "The trust list has no such key."
-    advice = "See `kvport trust list` for the key ids."
 
 
 @contextlib.contextmanager

@@ -1,0 +1,133 @@
+"""The web application: routes, guard, and errors as problems."""
+
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import structlog
+from litestar import Litestar, Request, Response
+from litestar.di import Provide
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+)
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+
+from kvport.api.auth import Guard
+from kvport.api.bodies import JSON_BODY_BYTES
+from kvport.api.errors import (
+    BadRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+)
+from kvport.api.operations import components
+from kvport.api.problems import INTERNAL, MEDIA_TYPE, RETRY_AFTER_SECONDS, Problem
+from kvport.api.replies import ClientGoneError
+from kvport.api.routes_cache import (
+    IMPORTS,
+    ImportSlots,
+    export_prefix,
+    get_artifact,
+    import_artifact,
+    list_artifacts,
+    probe_prefix,
+)
+from kvport.api.routes_openai import complete_chat, complete_text, list_models
+from kvport.api.routes_ops import cache_stats, health, nothing_here
+from kvport.manifest.errors import KvportError
+from kvport.snapshot.errors import TooLargeError
+from kvport.snapshot.node import Node
+
+log = structlog.get_logger(__name__)
+
+Http: TypeAlias = Request[Any, Any, Any]
+
+
+def create_app(node: Node) -> Litestar:
+    """The application that serves a node; it neither opens nor closes it.
+
+    Raises:
+        KeyFileError: the API key cannot be read.
+    """
+    slots = ImportSlots(IMPORTS)
+    return Litestar(
+        route_handlers=[
+            export_prefix,
+            import_artifact,
+            probe_prefix,
+            cache_stats,
+            list_artifacts,
+            get_artifact,
+            list_models,
+            complete_chat,
+            complete_text,
+            health,
+            nothing_here,
+        ],
+        dependencies={
+            "node": Provide(lambda: node, sync_to_thread=False),
+            "slots": Provide(lambda: slots, sync_to_thread=False),
+        },
+        middleware=[Guard(node.keyring.api_key())],
+        exception_handlers={
+            KvportError: _refused,
+            HTTPException: _not_understood,
+            ClientGoneError: _nobody_there,
+            Exception: _failed,
+        },
+        request_max_body_size=JSON_BODY_BYTES,
+        openapi_config=OpenAPIConfig(
+            title="kvport",
+            version=version("kvport"),
+            components=components(),
+            use_handler_docstrings=True,
+            render_plugins=[JsonRenderPlugin(path="/")],
+        ),
+        # Ours is set up by the command that serves.
+        logging_config=None,
+        debug=False,
+    )
+
+
+def _refused(_: Http, error: KvportError) -> Response[Any]:
+    return _response(Problem.of(error))
+
+
+def _not_understood(_: Http, error: HTTPException) -> Response[Any]:
+    """The framework's own refusals, in our words: its texts repeat what was sent."""
+    if isinstance(error, NotFoundException):
+        return _refused(_, NotFoundError("nothing is at this address"))
+    if isinstance(error, MethodNotAllowedException):
+        return _refused(_, MethodNotAllowedError("the address takes another method"))
+    if isinstance(error, RequestEntityTooLarge):
+        return _refused(_, TooLargeError("the body is above the limit"))
+    if error.status_code >= 500:
+        log.warning("request_failed", reason=type(error).__name__)
+        return _response(INTERNAL)
+    return _refused(_, BadRequestError("the request is not understood"))
+
+
+def _nobody_there(_: Http, __: ClientGoneError) -> Response[Any]:
+    log.info("client_gone")
+    return Response(None, status_code=400)
+
+
+def _failed(_: Http, error: Exception) -> Response[Any]:
+    log.error("request_failed", exc_info=error)
+    return _response(INTERNAL)
+
+
+def _response(problem: Problem) -> Response[Any]:
+    headers = {"cache-control": "no-store"}
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if problem.status == 429:
+        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    return Response(
+        problem.encode(),
+        status_code=problem.status,
+        media_type=MEDIA_TYPE,
+        headers=headers,
+    )

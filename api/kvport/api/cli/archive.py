@@ -1,0 +1,193 @@
+"""`kvport inspect` and `kvport verify`: files, without a server, a model or mlx."""
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import rich_click as click
+
+from kvport.api.cli.options import FILE, home_option
+from kvport.api.cli.output import (
+    fingerprint,
+    format_bytes,
+    json_option,
+    print_facts,
+    print_json,
+    say,
+)
+from kvport.manifest.digests import format_digest
+from kvport.manifest.identity import KeyId
+from kvport.manifest.model import Manifest
+from kvport.manifest.timestamps import format_time
+from kvport.snapshot.errors import KeyFileError
+from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.transfer.archive import inspect_file, verify_file
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@json_option
+def inspect(file: Path, *, as_json: bool) -> None:
+    """Show what a file is, without a server.
+
+    Believes what FILE says about itself; `kvport verify` checks it.
+    """
+    with _opened(file) as stream:
+        inspection = inspect_file(stream)
+    manifest = inspection.manifest
+    if as_json:
+        print_json(
+            {"artifact_id": inspection.artifact_id, "signers": inspection.signers}
+            | _summary(manifest)
+        )
+        return
+    print_facts(
+        [
+            ("artifact", inspection.artifact_id),
+            *_about(manifest),
+            *(("signed by", _key(signer)) for signer in inspection.signers),
+        ]
+    )
+    say("Nothing of this is verified yet: see `kvport verify`.")
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@home_option
+@json_option
+def verify(file: Path, home: Path, *, as_json: bool) -> None:
+    """Check every byte, without a server.
+
+    Signature, trust, expiry, token ids and every blob of FILE, as an import checks
+    them, under the trust list of the home. Whether it fits a model, only a server that
+    holds the model can tell.
+    """
+    keyring = Keyring(home)
+    with _opened(file) as stream:
+        verified = verify_file(
+            stream,
+            trust=keyring.load_trust(),
+            now=datetime.now(UTC),
+            own_key=_own_key(keyring),
+        )
+    if as_json:
+        print_json(
+            {"artifact_id": verified.artifact_id, "size_bytes": verified.size}
+            | _summary(verified.manifest)
+        )
+        return
+    print_facts(
+        [
+            ("verified", verified.artifact_id),
+            ("size", format_bytes(verified.size)),
+            *_about(verified.manifest),
+        ]
+    )
+
+
+def _own_key(keyring: Keyring) -> KeyId | None:
+    """This machine's key, which the file may be meant for; without one it is nobody."""
+    try:
+        return keyring.signing_key().public.key_id
+    except KeyFileError:
+        return None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    if path == Path("-"):
+        yield sys.stdin.buffer
+        return
+    with path.open("rb") as file:
+        yield file
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    """What programs want to know, without the long lists."""
+    identity = manifest.identity.to_json()
+    del identity["layout"]
+    data = manifest.to_json()
+    kept = ("issuer", "scope", "created", "expires", "audience", "origins", "numerics")
+    return {
+        **{name: data[name] for name in (*kept, "block_size", "tokenizer", "info")},
+        "identity": identity,
+        "layers": _layers(manifest),
+        "tokens": manifest.prefix.tokens,
+        "prefix_digest": format_digest(manifest.prefix.digest),
+        "segments": len(manifest.segments),
+        "points": [
+            {"position": point.position, "kinds": [kind.value for kind in point.kinds]}
+            for point in manifest.points
+        ],
+        "bytes": _sizes(manifest),
+        "lineage": _lineage(manifest),
+    }
+
+
+def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What people want to know."""
+    identity = manifest.identity
+    yield "model files", identity.model_files
+    yield "quantisation", str(identity.quant or "none")
+    yield "layers", _counted(_layers(manifest))
+    yield "engine", f"mlx-lm {identity.mlx_lm}, state format {identity.state_format}"
+    blocks = f"{len(manifest.segments)} segments, blocks of {manifest.block_size}"
+    yield "tokens", f"{manifest.prefix.tokens} in {blocks}"
+    sizes = {name: format_bytes(size) for name, size in _sizes(manifest).items()}
+    yield "blobs", ", ".join(f"{name} {size}" for name, size in sizes.items())
+    for point in manifest.points:
+        yield "point", f"{point.position} ({', '.join(point.kinds)})"
+    yield "computed", f"{_counted(_lineage(manifest))} tokens"
+    for numerics in manifest.to_json()["numerics"]:
+        yield "on", _numerics(numerics)
+    for origin in manifest.to_json()["origins"]:
+        yield "origin", _key(origin)
+    yield "scope", manifest.scope
+    for key_id in manifest.audience:
+        yield "only for", _key(key_id)
+    yield "created", format_time(manifest.created)
+    yield "expires", format_time(manifest.expires)
+    yield "issuer", f"{manifest.issuer.name} ({fingerprint(manifest.issuer.key_id)})"
+
+
+def _sizes(manifest: Manifest) -> dict[str, int]:
+    """Bytes by blob class; a blob that occurs twice is in the file once."""
+    parts = (*manifest.segments, *manifest.points)
+    unique = {blob.digest: blob for part in parts for blob in part.blobs}
+    sizes: Counter[str] = Counter()
+    for blob in unique.values():
+        sizes[blob.blob_class.value] += blob.size
+    return dict(sizes)
+
+
+def _lineage(manifest: Manifest) -> dict[str, int]:
+    """Tokens by lineage."""
+    tokens: Counter[str] = Counter()
+    for segment in manifest.segments:
+        tokens[segment.provenance.lineage.value] += segment.end - segment.start
+    return dict(tokens)
+
+
+def _layers(manifest: Manifest) -> dict[str, int]:
+    """Cache objects by layer class."""
+    caches = manifest.identity.layout.caches
+    return dict(Counter(cache.layer_class.value for cache in caches))
+
+
+def _numerics(row: dict[str, Any]) -> str:
+    device = " ".join(
+        part for part in (row["device"], row["gpu_family"], row["blas"]) if part
+    )
+    return f"mlx {row['mlx']} on {device}, chunk {row['chunk']}"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _key(key_id: str) -> str:
+    return f"{fingerprint(key_id)}  {key_id}"

@@ -1,0 +1,156 @@
+"""`/api/cache/*`: artifacts out and in, and what the cache holds."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, Final, TypeAlias
+
+from litestar import Request as HttpRequest
+from litestar import Response, get, post
+
+from kvport.api import artifacts
+from kvport.api.artifacts import allowed_nodes
+from kvport.api.bodies import PrefixBody, ProbeBody, decode
+from kvport.api.messages import render
+from kvport.api.operations import ARTIFACT_TYPE, takes, takes_artifact
+from kvport.api.replies import ClientGoneError, unless_gone
+from kvport.api.streams import Held, Streamed, incoming, outgoing
+from kvport.manifest.limits import ARTIFACT_BYTES
+from kvport.snapshot.engine.requests import Request
+from kvport.snapshot.errors import OverloadedError, TooLargeError
+from kvport.snapshot.node import Node, ProbeResult
+from kvport.snapshot.transfer.exporter import Export
+from kvport.snapshot.transfer.importer import Import
+
+Http: TypeAlias = HttpRequest[Any, Any, Any]
+
+IMPORTS: Final = 4
+"""Imports at once: each has a thread, and staged bytes that are not yet counted on."""
+_JSON: Final = "application/json"
+
+
+class ImportSlots(asyncio.Semaphore):
+    """Bounds the imports that run at once."""
+
+
+@post("/api/cache/export", status_code=200, operation_class=takes(PrefixBody))
+async def export_prefix(request: Http, node: Node) -> Response[Any]:
+    """The longest restorable prefix of a prompt, as a signed artifact.
+
+    With `Accept: application/json` the artifact is kept instead, and described.
+    """
+    body = decode(PrefixBody, await request.body())
+    held = Held(
+        "export",
+        lambda: node.export(body.model, render(node, body).tokens),
+        Export.close,
+    )
+    as_json = request.accept.best_match([ARTIFACT_TYPE, _JSON]) == _JSON
+    with contextlib.ExitStack() as undo:
+        undo.callback(held.close)
+        export = await unless_gone(request.receive, held.opened())
+        if as_json:
+            await held.run(lambda opened: artifacts.keep(node, opened))
+            url = f"{request.base_url}api/cache/artifacts/{export.artifact_id}"
+            return Response(export.describe() | {"url": url})
+        undo.pop_all()
+    return _tar(held, export)
+
+
+@post(
+    "/api/cache/import",
+    status_code=200,
+    # The framework's limit would hold for streams, too.
+    request_max_body_size=None,
+    operation_class=takes_artifact(),
+)
+async def import_artifact(
+    request: Http, node: Node, slots: ImportSlots, model: str | None = None
+) -> dict[str, Any]:
+    """Verify an artifact and admit its state, all or nothing."""
+    if (request.content_length or 0) > ARTIFACT_BYTES:
+        raise TooLargeError("the announced body is above the limit of artifacts")
+    if slots.locked():
+        raise OverloadedError("too many imports run at once")
+    async with slots:
+        held = Held("import", lambda: node.start_import(model), Import.abort)
+        try:
+            await incoming(held, _body(request), Import.feed)
+            result = await held.run(Import.finish)
+        finally:
+            held.close()
+    return {
+        "artifact_id": result.artifact_id,
+        "restored_tokens": result.restored_tokens,
+        "admitted_segments": result.admitted_segments,
+        "present_segments": result.present_segments,
+        "model": result.model,
+    }
+
+
+@post("/api/cache/probe", status_code=200, operation_class=takes(ProbeBody))
+async def probe_prefix(request: Http, node: Node) -> ProbeResult:
+    """What of a prompt is stored, and what a request would restore now."""
+    body = decode(ProbeBody, await request.body())
+
+    def probe() -> ProbeResult:
+        asked = Request(
+            tokens=render(node, body).tokens,
+            max_tokens=1,
+            policy=body.cache.policy or node.settings.policy,
+            within=allowed_nodes(node, body.cache),
+        )
+        return node.probe(body.model, asked)
+
+    return await asyncio.to_thread(probe)
+
+
+@get("/api/cache/artifacts")
+async def list_artifacts(node: Node) -> dict[str, Any]:
+    """Kept exports and admitted artifacts, newest first."""
+    return {"artifacts": await asyncio.to_thread(artifacts.all_facts, node)}
+
+
+@get("/api/cache/artifacts/{artifact:str}")
+async def get_artifact(request: Http, node: Node, artifact: str) -> Response[Any]:
+    """One artifact: its facts, or with its media type as `Accept` a kept export again."""
+    if request.accept.best_match([_JSON, ARTIFACT_TYPE]) != ARTIFACT_TYPE:
+        return Response(await asyncio.to_thread(artifacts.facts, node, artifact))
+    held = Held("export", lambda: artifacts.reopen(node, artifact), Export.close)
+    with contextlib.ExitStack() as undo:
+        undo.callback(held.close)
+        export = await unless_gone(request.receive, held.opened())
+        undo.pop_all()
+    return _tar(held, export)
+
+
+def _tar(held: Held[Export], export: Export) -> Streamed:
+    return Streamed(
+        outgoing(held, Export.stream),
+        closing=held.close,
+        media_type=ARTIFACT_TYPE,
+        headers={
+            "content-length": str(export.size),
+            "kvport-artifact": export.artifact_id,
+            "kvport-restorable-tokens": str(export.restorable_tokens),
+        },
+    )
+
+
+async def _body(request: Http) -> AsyncGenerator[bytes, None]:
+    """The request's body as it comes.
+
+    Raises:
+        ClientGoneError: it ended early.
+        TooLargeError: it is longer than any artifact.
+    """
+    received, more = 0, True
+    while more:
+        event = await request.receive()
+        if event["type"] != "http.request":
+            raise ClientGoneError
+        received += len(event["body"])
+        if received > ARTIFACT_BYTES:
+            raise TooLargeError("the body is above the limit of artifacts")
+        more = event["more_body"]
+        yield event["body"]

@@ -1,0 +1,278 @@
+"""The writer's queue, its failures, and many threads at once."""
+
+import errno
+import os
+import random
+import threading
+
+import attrs
+import pytest
+from tests.cache.builder import (
+    ALL,
+    DENSE,
+    HYBRID,
+    blob_files,
+    check_account,
+    find,
+    noise,
+    open_cache,
+    position,
+    read_all,
+    segments,
+    space,
+    store,
+)
+
+from kvport.manifest.layout import BlobClass
+from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import ROOT_NODE
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.chain import Item
+from kvport.snapshot.cache.writer import Writer
+from kvport.snapshot.errors import CapacityError, GoneError
+
+TOKENS = list(range(1000))
+ENDS = [256, 512, 700]
+
+
+def test_a_chain_takes_segments_in_order_only(cache, ns):
+    one, two, three = segments(ns, TOKENS, ENDS)
+    chain = cache.chain(ns, ROOT_NODE, "test")
+    with pytest.raises(ValueError, match="must start"):
+        chain.append(two)
+    chain.append(one)
+    with pytest.raises(ValueError, match="must start"):
+        chain.append(one)
+    with pytest.raises(ValueError, match="tokens"):
+        chain.append(attrs.evolve(two, tokens=two.tokens[4:]))
+    chain.append(two)
+    chain.close()
+    chain.close()
+    with pytest.raises(ValueError, match="must start"):
+        chain.append(three)
+    cache.flush()
+    assert chain.tip == find(cache, ns, TOKENS).tip
+    assert cache.stats().leases == 0
+
+
+def test_a_chain_cannot_begin_at_what_is_gone(cache, ns):
+    tip = store(cache, ns, TOKENS, ENDS)
+    cache.report_damage(ns, cache.path(ns, tip)[0].blobs[0])
+    with pytest.raises(GoneError):
+        cache.chain(ns, tip, "test")
+    assert cache.stats().leases == 0
+
+
+def test_equal_blobs_in_one_batch_are_written_once(cache, ns, root):
+    chains = [cache.chain(ns, ROOT_NODE, name) for name in ("a", "b")]
+    for pair in zip(*(segments(ns, TOKENS, ENDS) for _ in chains), strict=True):
+        for chain, segment in zip(chains, pair, strict=True):
+            chain.append(segment)
+    cache.flush()
+    assert chains[0].tip == chains[1].tip == find(cache, ns, TOKENS).tip
+    assert len(blob_files(root)) == 3
+    assert cache.stats().written == {BlobClass.KV: 3000}
+    for chain in chains:
+        chain.close()
+    cache.flush()
+    check_account(cache, root)
+
+
+def test_empty_and_missing_blobs_can_be_stored(cache, ns, root):
+    [segment] = segments(ns, TOKENS, [256])
+    chain = cache.chain(ns, ROOT_NODE, "test")
+    chain.append(attrs.evolve(segment, blobs={}))
+    cache.flush()
+    [bare] = find(cache, ns, TOKENS).nodes
+    assert bare.blobs == ()
+    chain.close()
+    chain = cache.chain(ns, ROOT_NODE, "test")
+    wide = memoryview(noise(1, 4096)).cast("Q")
+    chain.append(attrs.evolve(segment, blobs={BlobClass.KV: [b"", wide]}))
+    chain.close()
+    cache.flush()
+    [node] = cache.path(ns, chain.tip)
+    assert read_all(cache, ns, [node]) == [noise(1, 4096)]
+    check_account(cache, root)
+
+
+class Gate:
+    """Stands where the store is; lets batches through one by one."""
+
+    def __init__(self):
+        self.entered = threading.Semaphore(0)
+        self.leave = threading.Semaphore(0)
+        self.batches = []
+
+    def store(self, batch):
+        self.batches.append([item.nbytes for item in batch])
+        self.entered.release()
+        self.leave.acquire()
+
+
+def test_the_queue_is_bounded_in_bytes_and_one_oversized_item_passes_alone():
+    gate = Gate()
+    writer = Writer(gate, queue_bytes=100)
+    put = []
+
+    def fill():
+        for nbytes in (500, 60, 40, 1):
+            writer.put(Item(None, None, nbytes))
+            put.append(nbytes)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    gate.entered.acquire()
+    assert put in ([], [500])  # 60 waits while 500 is being written
+    gate.leave.release()
+    gate.entered.acquire()
+    gate.leave.release(10)
+    thread.join()
+    writer.flush()
+    writer.close()
+    assert put == [500, 60, 40, 1]
+    assert [n for batch in gate.batches for n in batch] == put
+    assert all(sum(batch) <= 100 for batch in gate.batches[1:])
+
+
+def test_closing_stores_what_is_queued(root):
+    with open_cache(root) as cache:
+        ns = space(cache)
+        chain = cache.chain(ns, ROOT_NODE, "test")
+        one, two, three = segments(ns, TOKENS, ENDS)
+        chain.append(one)
+        chain.append(two)
+    chain.append(three)
+    assert chain.broken == "closed"
+    with open_cache(root) as cache:
+        assert position(cache, ns, TOKENS) == 512
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "storage")]
+)
+@pytest.mark.parametrize("call", ["writev", "fsync", "rename"])
+def test_a_volume_that_fails_breaks_the_chain_and_service_goes_on(
+    cache, ns, root, monkeypatch, call, number, reason
+):
+    store(cache, ns, TOKENS, ENDS)
+    before = blob_files(root)
+    real, calls = getattr(os, call), []
+
+    def failing(*args, **kwargs):
+        calls.append(call)
+        if len(calls) == 2:
+            raise OSError(number, "injected")
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch, cache._evictor.changes:
+        # The batch waits for the lock, so that it holds all three segments.
+        chain = cache.chain(ns, ROOT_NODE, "test")
+        for segment in segments(ns, [7, *TOKENS], ENDS):
+            chain.append(segment)
+        chain.close()
+        patch.setattr(os, call, failing)
+        release = cache._evictor.changes
+        release.release()
+        try:
+            cache.flush()
+        finally:
+            release.acquire()
+    if call == "writev":
+        assert chain.broken == reason
+    kept = 0 if chain.tip == ROOT_NODE else len(cache.path(ns, chain.tip))
+    assert cache.stats().skipped == {reason: 3 - kept}
+    assert len(blob_files(root) - before) == kept
+    check_account(cache, root)
+    store(cache, ns, [8, *TOKENS], ENDS)
+    assert store(cache, ns, [7, *TOKENS], ENDS) == find(cache, ns, [7, *TOKENS]).tip
+    check_account(cache, root)
+
+
+def test_a_callback_that_fails_does_not_end_the_writer(root):
+    def failing(_removed):
+        raise RuntimeError("a defect elsewhere")
+
+    cache = Cache.open(root, cap_bytes=4 * MIB, on_removed=failing)
+    with cache:
+        ns = space(cache)
+        for number in range(20):
+            chain = cache.chain(ns, ROOT_NODE, "test")
+            for segment in segments(ns, [number, *TOKENS], [100], size=400_000):
+                chain.append(segment)
+            chain.close()
+        cache.flush()
+        assert cache.stats().leases == 0
+        check_account(cache, root)
+
+
+def test_many_threads_at_a_tiny_cap(root):
+    cap = 6 * MIB
+    errors, over, done = [], [], threading.Event()
+    with open_cache(root, cap) as cache:
+        spaces = [space(cache, layout) for layout in (DENSE, HYBRID, ALL)]
+
+        def client(seed):
+            rng = random.Random(seed)
+            for _ in range(25):
+                ns = rng.choice(spaces)
+                tokens = [rng.randrange(6), *TOKENS]
+                match = find(cache, ns, tokens)
+                try:
+                    if match is not None:
+                        with cache.lease(ns, match.nodes[-1].id, "client"):
+                            read_all(cache, ns, match.nodes)
+                    tip = match.tip if match else ROOT_NODE
+                    chain = cache.chain(ns, tip, "client")
+                except GoneError:
+                    continue
+                base = match.base if match else 0
+                ends = [end for end in ENDS if end > base]
+                for segment in segments(
+                    ns, tokens, ends, start=base,
+                    variant=rng.randrange(3), size=rng.choice([500, 90_000, 200_000]),
+                ):  # fmt: skip
+                    chain.append(segment)
+                chain.close()
+
+        def importer():
+            for _ in range(40):
+                try:
+                    with cache.reserve(MIB):
+                        pass
+                except CapacityError:
+                    pass
+
+        def watch():
+            while not done.is_set():
+                account = cache.stats().account
+                if account.reserved > account.cap:
+                    over.append(account)
+
+        def guarded(function, *args):
+            try:
+                function(*args)
+            except BaseException as error:  # noqa: BLE001 - shown below
+                errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(client, n)) for n in range(4)]
+        threads.append(threading.Thread(target=guarded, args=(importer,)))
+        watcher = threading.Thread(target=guarded, args=(watch,))
+        for thread in (*threads, watcher):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+        watcher.join()
+        cache.flush()
+        assert not errors
+        assert not over
+        stats = cache.stats()
+        assert stats.damaged == 0
+        assert stats.leases == 0
+        assert stats.removed["evicted"] > 0
+        assert "internal" not in stats.skipped
+        check_account(cache, root)
+    with open_cache(root, cap) as cache:
+        assert not cache.stats().removed
+        check_account(cache, root)
