@@ -30,7 +30,7 @@ from kvport.manifest.model import Info, Issuer, Manifest
 from kvport.manifest.parts import Blob, Point, Prefix, Segment
 from kvport.manifest.tokens import encode_tokens, prefix_keys
 from kvport.manifest.trust import TrustEntry, TrustList
-from kvport.manifest.ustar import TRAILER, header, padding
+from kvport.manifest.ustar import TRAILER, blob_name, header, padding
 from kvport.manifest.verify import Local, VerifiedManifest, verify
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -215,7 +215,7 @@ class ManifestBuilder:
     def container(self, envelope: bytes | None = None) -> bytes:
         """The whole file, around any envelope."""
         data = self.sealed() if envelope is None else envelope
-        named = {f"blobs/blake3/{k.hex()}": blob for k, blob in self.blobs().items()}
+        named = {blob_name(digest): blob for digest, blob in self.blobs().items()}
         named |= {"envelope.json": data, "tokens": self.token_bytes}
         entries = [entry.name for entry in self.verified().entries()]
         return pack([(name, named[name]) for name in entries])

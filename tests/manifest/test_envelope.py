@@ -94,6 +94,7 @@ def test_unsorted_signatures_are_refused():
         (b"{", b" {"),
         (b":", b": "),
         (b'"payload"', b'"p\\u0061yload"'),
+        (b'"payload"', b'"Payload"'),
         (b'"payloadType"', b'"payloadtype"'),
         (b'"payloadType"', b'"extra":1,"payloadType"'),
         (b'"sig":', b'"cert":"","sig":'),

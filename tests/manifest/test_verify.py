@@ -17,7 +17,7 @@ from tests.manifest.builder import (
     identity_of,
 )
 
-from kvport.manifest.digests import BlobDigest, artifact_id, format_digest
+from kvport.manifest.digests import BlobDigest, artifact_id, blob_digest, format_digest
 from kvport.manifest.envelope import Signature, encode_envelope, open_envelope, pae
 from kvport.manifest.errors import (
     ArithmeticMismatchError,
@@ -513,6 +513,27 @@ def test_signed_ids_that_are_not_those_of_the_keys_are_refused():
     verified = BUILDER.verified(edited(change))
     with pytest.raises(TokenMismatchError):
         verified.nodes(other.token_bytes)
+
+
+@pytest.mark.parametrize("length", [36, 44])
+def test_a_signed_digest_of_fewer_or_more_ids_is_refused(length):
+    tokens = (BUILDER.token_bytes + bytes(4))[:length]
+
+    def change(payload):
+        payload["prefix"]["digest"] = format_digest(blob_digest(tokens))
+
+    verified = BUILDER.verified(edited(change))
+    with pytest.raises(TokenMismatchError):
+        verified.nodes(tokens)
+
+
+def test_a_signed_digest_that_is_not_that_of_the_ids_is_refused():
+    def change(payload):
+        payload["prefix"]["digest"] = format_digest(bytes(32))
+
+    verified = BUILDER.verified(edited(change))
+    with pytest.raises(TokenMismatchError):
+        verified.nodes(BUILDER.token_bytes)
 
 
 def test_the_order_of_failures_is_that_of_the_steps():

@@ -15,6 +15,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
+from kvport.api import media
 from kvport.api.auth import Guard
 from kvport.api.bodies import JSON_BODY_BYTES
 from kvport.api.errors import (
@@ -23,7 +24,7 @@ from kvport.api.errors import (
     NotFoundError,
 )
 from kvport.api.operations import components
-from kvport.api.problems import INTERNAL, MEDIA_TYPE, RETRY_AFTER_SECONDS, Problem
+from kvport.api.problems import INTERNAL, RETRY_AFTER_SECONDS, Problem
 from kvport.api.replies import ClientGoneError
 from kvport.api.routes_cache import (
     IMPORTS,
@@ -128,6 +129,6 @@ def _response(problem: Problem) -> Response[Any]:
     return Response(
         problem.encode(),
         status_code=problem.status,
-        media_type=MEDIA_TYPE,
+        media_type=media.PROBLEM,
         headers=headers,
     )

@@ -55,5 +55,5 @@ def _hosts(scope: Scope) -> frozenset[bytes]:
     # An address of ours cannot be rebound; names other than localhost can.
     literal = f"[{address}]" if ":" in address else address
     names = {*_NAMES, literal}
-    ports = ["", ":80"] if port == 80 else [f":{port}"]  # noqa: PLR2004 - HTTP's own
+    ports = ["", ":80"] if port == 80 else [f":{port}"]
     return frozenset((name + end).encode() for name in names for end in ports)

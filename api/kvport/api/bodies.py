@@ -115,7 +115,7 @@ class GenerationBody(_Body):
     prompt_cache_key: str | None = None
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Messages
@@ -130,7 +130,7 @@ class ChatBody(GenerationBody):
     response_format: _ResponseFormat | None = None
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: str | TokenIds

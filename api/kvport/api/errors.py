@@ -66,7 +66,9 @@ class WrongServerError(KvportError):
     """Another server answers where the home's server should."""
 
     code = "wrong_server"
-    cause = "What answers at the address is not the server of this home; no key was sent."
+    cause = (
+        "What answers at the address is not the server of this home; no key was sent."
+    )
     advice = "Restart the home's server, or pass the --home that belongs to --url."
 
 

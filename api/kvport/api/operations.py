@@ -17,10 +17,10 @@ from litestar.openapi.spec import (
     Schema,
 )
 
+from kvport.api import media
 from kvport.api.bodies import ChatBody, CompletionBody, PrefixBody, ProbeBody
 
 _REF: Final = "#/components/schemas/{name}"
-ARTIFACT_TYPE: Final = "application/vnd.kvport.artifact+tar"
 
 
 def components() -> Components:
@@ -34,12 +34,12 @@ def components() -> Components:
 def takes(kind: type[msgspec.Struct]) -> type[Operation]:
     """An operation that takes this kind of JSON body."""
     reference = Reference(ref=_REF.format(name=kind.__name__))
-    return _operation("application/json", OpenAPIMediaType(schema=reference))
+    return _operation(media.JSON, OpenAPIMediaType(schema=reference))
 
 
 def takes_artifact() -> type[Operation]:
     """An operation that takes an artifact's bytes."""
-    return _operation(ARTIFACT_TYPE, OpenAPIMediaType())
+    return _operation(media.ARTIFACT, OpenAPIMediaType())
 
 
 def _operation(media_type: str, content: OpenAPIMediaType) -> type[Operation]:

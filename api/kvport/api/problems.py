@@ -12,7 +12,6 @@ import msgspec
 
 from kvport.manifest.errors import KvportError, all_codes
 
-MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = 5
 """What clients are told to wait when too many requests wait already."""
 
@@ -127,6 +126,14 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 INTERNAL: Final = Problem.of(KvportError("the server failed; its log says how"))
 
 
-def advice(code: str) -> str:
-    """What to do about a code; empty for a code that this build does not know."""
-    return next((cls.advice for cls in all_codes() if cls.code == code), "")
+class ProblemError(KvportError):
+    """A problem that a server answered with; code and texts are the server's."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail, fields=problem.fields)
+        self.status = problem.status
+        known = {cls.code: cls.advice for cls in all_codes()}
+        # Class variables elsewhere: here every instance has its own.
+        self.code = problem.code  # type: ignore[misc]
+        self.cause = problem.title  # type: ignore[misc]
+        self.advice = known.get(problem.code, self.advice)  # type: ignore[misc]

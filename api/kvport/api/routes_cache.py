@@ -8,11 +8,11 @@ from typing import Any, Final, TypeAlias
 from litestar import Request as HttpRequest
 from litestar import Response, get, post
 
-from kvport.api import artifacts
+from kvport.api import artifacts, media
 from kvport.api.artifacts import allowed_nodes
 from kvport.api.bodies import PrefixBody, ProbeBody, decode
 from kvport.api.messages import render
-from kvport.api.operations import ARTIFACT_TYPE, takes, takes_artifact
+from kvport.api.operations import takes, takes_artifact
 from kvport.api.replies import ClientGoneError, unless_gone
 from kvport.api.streams import Held, Streamed, incoming, outgoing
 from kvport.manifest.limits import ARTIFACT_BYTES
@@ -26,7 +26,6 @@ Http: TypeAlias = HttpRequest[Any, Any, Any]
 
 IMPORTS: Final = 4
 """Imports at once: each has a thread, and staged bytes that are not yet counted on."""
-_JSON: Final = "application/json"
 
 
 class ImportSlots(asyncio.Semaphore):
@@ -45,7 +44,7 @@ async def export_prefix(request: Http, node: Node) -> Response[Any]:
         lambda: node.export(body.model, render(node, body).tokens),
         Export.close,
     )
-    as_json = request.accept.best_match([ARTIFACT_TYPE, _JSON]) == _JSON
+    as_json = request.accept.best_match([media.ARTIFACT, media.JSON]) == media.JSON
     with contextlib.ExitStack() as undo:
         undo.callback(held.close)
         export = await unless_gone(request.receive, held.opened())
@@ -113,8 +112,8 @@ async def list_artifacts(node: Node) -> dict[str, Any]:
 
 @get("/api/cache/artifacts/{artifact:str}")
 async def get_artifact(request: Http, node: Node, artifact: str) -> Response[Any]:
-    """One artifact: its facts, or with its media type as `Accept` a kept export again."""
-    if request.accept.best_match([_JSON, ARTIFACT_TYPE]) != ARTIFACT_TYPE:
+    """One artifact: its facts; a kept export again with its media type as `Accept`."""
+    if request.accept.best_match([media.JSON, media.ARTIFACT]) != media.ARTIFACT:
         return Response(await asyncio.to_thread(artifacts.facts, node, artifact))
     held = Held("export", lambda: artifacts.reopen(node, artifact), Export.close)
     with contextlib.ExitStack() as undo:
@@ -128,7 +127,7 @@ def _tar(held: Held[Export], export: Export) -> Streamed:
     return Streamed(
         outgoing(held, Export.stream),
         closing=held.close,
-        media_type=ARTIFACT_TYPE,
+        media_type=media.ARTIFACT,
         headers={
             "content-length": str(export.size),
             "kvport-artifact": export.artifact_id,

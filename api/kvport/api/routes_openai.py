@@ -11,6 +11,7 @@ import structlog
 from litestar import Request as HttpRequest
 from litestar import Response, get, post
 
+from kvport.api import media
 from kvport.api.artifacts import allowed_nodes
 from kvport.api.bodies import (
     DEFAULT_MAX_TOKENS,
@@ -120,7 +121,7 @@ async def _answer(http: Http, node: Node, asked: _Asked) -> Response[Any]:
             return Streamed(
                 _events(reply, form, usage, wants_usage=_wants_usage(body)),
                 closing=reply.cancel,
-                media_type="text/event-stream",
+                media_type=media.EVENTS,
                 headers={"cache-control": "no-cache"},
             )
         tokens = await unless_gone(http.receive, _all(reply))

@@ -18,6 +18,7 @@ from typing import Final
 
 import attrs
 
+from kvport.manifest.digests import BlobDigest
 from kvport.manifest.errors import ContainerError, LimitExceededError
 from kvport.manifest.limits import ENVELOPE_BYTES
 
@@ -40,6 +41,11 @@ class Entry:
 
     name: str
     size: int
+
+
+def blob_name(digest: BlobDigest) -> str:
+    """Name of a blob's entry."""
+    return f"blobs/blake3/{digest.hex()}"
 
 
 def header(name: str, size: int) -> bytes:

@@ -66,6 +66,7 @@ from kvport.manifest.ustar import (
     ENVELOPE_NAME,
     TOKENS_NAME,
     Entry,
+    blob_name,
     container_size,
 )
 
@@ -311,8 +312,3 @@ def _entries(
             for blob in blobs
         ),
     )
-
-
-def blob_name(digest: BlobDigest) -> str:
-    """Name of a blob's entry in the container."""
-    return f"blobs/blake3/{digest.hex()}"

@@ -22,6 +22,7 @@ from kvport.api.cli.output import (
 from kvport.manifest.digests import format_digest
 from kvport.manifest.identity import KeyId
 from kvport.manifest.model import Manifest
+from kvport.manifest.parts import Point, Segment
 from kvport.manifest.timestamps import format_time
 from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring
@@ -156,7 +157,7 @@ def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
     """Bytes by blob class; a blob that occurs twice is in the file once."""
-    parts = (*manifest.segments, *manifest.points)
+    parts: tuple[Segment | Point, ...] = (*manifest.segments, *manifest.points)
     unique = {blob.digest: blob for part in parts for blob in part.blobs}
     sizes: Counter[str] = Counter()
     for blob in unique.values():

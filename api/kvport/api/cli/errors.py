@@ -30,9 +30,9 @@ class NotListedError(KvportError):
     advice = "See `kvport trust list` for the key ids."
 
 
-class AmbiguousModelError(KvportError):
-    """A server has several models, and none was named."""
+class ModelNotNamedError(KvportError):
+    """A server has not exactly one model, and none was named."""
 
     code = "model_not_named"
-    cause = "The server holds no model, or more than one, and none was named."
+    cause = "The server does not hold exactly one model, and none was named."
     advice = "Name one with --model; `kvport models list` shows them."

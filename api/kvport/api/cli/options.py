@@ -19,7 +19,7 @@ FILE: Final = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 """A file, or `-`."""
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
 
     name = "size"

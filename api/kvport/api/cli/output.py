@@ -41,9 +41,9 @@ def print_json(data: Mapping[str, Any]) -> None:
     click.echo(json.dumps(data))
 
 
-def report(error: KvportError) -> None:
+def report(error: KvportError, ctx: click.Context) -> None:
     """Tell of an error: on standard output with `--json`, else on standard error."""
-    if click.get_current_context().meta.get(_JSON):
+    if ctx.meta.get(_JSON):
         problem = {
             "code": error.code,
             "title": error.cause,

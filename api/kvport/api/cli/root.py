@@ -28,7 +28,7 @@ class Root(LazyGroup):
         try:
             super().invoke(ctx)
         except KvportError as error:
-            report(error)
+            report(error, ctx)
             ctx.exit(1)
         except BrokenPipeError:
             # Whoever read our output has enough. What Python would still flush at exit
@@ -36,7 +36,7 @@ class Root(LazyGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(1)
         except OSError as error:
-            report(LocalFileError.of(error))
+            report(LocalFileError.of(error), ctx)
             ctx.exit(1)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import attrs
 import rich_click as click
+from click.exceptions import Exit
 
 from kvport.api.cli.output import json_option, print_facts, print_json
 from kvport.manifest.tokens import BLOCK_SIZE
@@ -85,4 +86,4 @@ def selfcheck(
             ]
         )
     if not report.passed:
-        click.get_current_context().exit(1)
+        raise Exit(1)

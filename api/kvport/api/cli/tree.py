@@ -24,7 +24,7 @@ class LazyCommand(RichCommand):
     """A command of which only the name and one line of help are known yet."""
 
     def __init__(self, name: str, target: Target) -> None:
-        super().__init__(name, short_help=target[1])
+        super().__init__(name=name, short_help=target[1])
         self._target = target[0]
 
     def load(self) -> click.Command:
@@ -58,7 +58,7 @@ class LazyGroup(RichGroup):
             panels: its commands, in the order in which the help shows them.
         """
         super().__init__(
-            name,
+            name=name,
             help=text,
             short_help=text.partition("\n")[0],
             commands={

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kvport.snapshot.cache.account import BLOCK, Account
 from kvport.snapshot.cache.schema import storage_errors
-from kvport.snapshot.errors import StorageError
+from kvport.snapshot.errors import DiskFullError, StorageError
 
 _FRAME: Final = BLOCK + 24
 
@@ -77,7 +77,9 @@ class Database:
             finally:
                 self._measure()
             if self._log_bytes() > self._account.headroom // 4:
-                self.checkpoint()
+                # The commit stands whatever comes of this; the next one tries again.
+                with contextlib.suppress(DiskFullError, StorageError):
+                    self.checkpoint()
 
     def checkpoint(self) -> None:
         """Move the log into the database, empty it, and return some free pages."""

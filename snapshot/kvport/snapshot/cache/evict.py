@@ -137,10 +137,11 @@ class Evictor:
     def _finish(self, gone: Sequence[GoneNode], reason: RemovalReason) -> None:
         self.unlink_doomed()
         self._counters.add_removed(reason, len(gone))
-        if gone:
-            self._on_removed(
-                [Removed(node.namespace, node.key, node.end, reason) for node in gone]
-            )
+        told = [Removed(node.namespace, node.key, node.end, reason) for node in gone]
+        try:
+            self._on_removed(told)
+        except Exception as error:  # noqa: BLE001 - gone is gone, told or not
+            _log.error("cache_removal_not_told", error=type(error).__name__)
 
     def _evict_some(self, missing: int) -> int:
         # Under the lock, so that no lease comes between choice and removal.

@@ -6,9 +6,11 @@ what is to be written, and makes it durable before it becomes visible.
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -25,6 +27,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SECTOR: Final = 512
 """Unit of `st_blocks`, whatever the file system's block."""
 _IOV: Final = 64
+"""Buffers of one call; systems take 1,024 at most."""
 
 
 @attrs.frozen
@@ -188,12 +191,12 @@ def storage_io() -> Iterator[None]:
 
 
 def _write_all(fd: int, buffers: Sequence[Bytes]) -> None:
-    parts = [memoryview(part).cast("B") for part in buffers if nbytes(part)]
+    parts = deque(memoryview(part).cast("B") for part in buffers if nbytes(part))
     while parts:
-        written = os.writev(fd, parts[:_IOV])
+        written = os.writev(fd, list(itertools.islice(parts, _IOV)))
         while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if parts:
+            written -= len(parts.popleft())
+        if written:
             parts[0] = parts[0][written:]
 
 

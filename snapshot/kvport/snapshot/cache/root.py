@@ -32,11 +32,13 @@ class Claim:
         self.path: Final = path
         self.root_id: Final = root_id
         self.fresh: Final = fresh
-        self._fd = fd
+        self._fd: int | None = fd
 
     def release(self) -> None:
         """Let another process own the root."""
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def claim(path: Path, expected: str | None) -> Claim:

@@ -139,10 +139,11 @@ class Store:
             for ref, file in one.written:
                 one.reservation.spend(file.alloc)
                 self._counters.add_written(ref.blob_class, ref.size)
-        self._account.measured(overhead=self._files.overhead_bytes())
         for chain, tip in {one.chain: one.node.id for one in ready}.items():
             chain.lease.move(tip)
             chain.tip = tip
+        with storage_io():
+            self._account.measured(overhead=self._files.overhead_bytes())
 
     def _reserve(self, ready: Sequence[_Ready]) -> list[_Ready]:
         """Hold room for each segment; what finds none, or no parent, is skipped.
@@ -238,5 +239,5 @@ def _skip_if_broken(chain: Chain) -> bool:
 def _digest(parts: Sequence[Bytes]) -> BlobDigest:
     hasher = blake3()
     for part in parts:
-        hasher.update(part)
+        hasher.update(memoryview(part).cast("B"))
     return BlobDigest(hasher.digest())

@@ -6,6 +6,7 @@ breaks its chains, like one that meets a full disk.
 """
 
 import threading
+import traceback
 from collections import deque
 from typing import Final
 
@@ -35,7 +36,9 @@ class Writer:
         self._put_count = 0
         self._done_count = 0
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="kvport-cache-writer")
+        self._thread = threading.Thread(
+            target=self._run, name="kvport-cache-writer", daemon=True
+        )
         self._thread.start()
 
     def put(self, item: Item) -> bool:
@@ -85,8 +88,12 @@ class Writer:
             return False
         try:
             self._store.store(batch)
-        except Exception:  # noqa: BLE001 - the thread outlives any defect
-            _log.exception("cache_writer_defect")
+        except Exception as error:  # noqa: BLE001 - the thread outlives any defect
+            # Where, but no message or locals: they might hold keys.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.name}:{frame.lineno}"
+            kind = type(error).__name__
+            _log.error("cache_writer_defect", error=kind, where=where)
             for item in batch:
                 if item.segment is not None:
                     item.chain.skip(SkipReason.INTERNAL)

@@ -19,7 +19,7 @@ from kvport.manifest.digests import BlobDigest
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.manifest.verify import BlobEntry, VerifiedNode
-from kvport.snapshot.cache.account import Reservation
+from kvport.snapshot.cache.account import NODE_BYTES, Reservation
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.files import storage_io
 from kvport.snapshot.cache.leases import Lease
@@ -65,13 +65,12 @@ class Staging:
         self.nodes, self.tokens = nodes, tokens
         stored, lease = self._lease_stored()
         self._undo.callback(lease.release)
-        self._missing = {
-            blob.digest: blob.size
-            for node in nodes[stored:]
-            for blob in node.blobs.values()
-        }
+        new = nodes[stored:]
+        self._missing = {b.digest: b.size for node in new for b in node.blobs.values()}
+        # With room for the rows: better refused now than after the last byte.
         self.reservation = self._cache.reserve(
-            sum(self._missing.values()), files=len(self._missing)
+            sum(self._missing.values()) + len(new) * NODE_BYTES,
+            files=len(self._missing),
         )
         self._undo.callback(self.reservation.release)
         # Called before what was registered earlier: files go before their room does.

@@ -18,9 +18,9 @@ from kvport.snapshot.cache.leases import Lease
 from kvport.snapshot.cache.records import Match, Namespace, NewSegment
 from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.errors import (
-    CacheClosedError,
     CapacityError,
     DiskFullError,
+    EngineStoppedError,
     GoneError,
     StorageError,
 )
@@ -29,7 +29,7 @@ _ERRORS: Final[Mapping[SkipReason, type[KvportError]]] = {
     SkipReason.CAPACITY: CapacityError,
     SkipReason.DISK_FULL: DiskFullError,
     SkipReason.GONE: GoneError,
-    SkipReason.CLOSED: CacheClosedError,
+    SkipReason.CLOSED: EngineStoppedError,
 }
 
 

@@ -1,0 +1,102 @@
+"""`kvport complete`: one completion through a server."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+import rich_click as click
+
+from kvport.api.cli.connect import chosen
+from kvport.api.cli.options import model_option, server_options
+from kvport.api.cli.output import json_option, print_json, say
+from kvport.api.cli.prompts import Prompt, prompt_options
+from kvport.api.client import Client, CompletionArguments
+from kvport.api.results import Delta, Logprob
+
+
+@click.command()
+@prompt_options
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Length of the reply at most.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Of sampling; 0 takes the likeliest token.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["nearest", "exact"]),
+    help="Which stored state may be restored; the server's choice unless given.",
+)
+@click.option(
+    "--logprobs",
+    type=click.IntRange(0, 20),
+    metavar="N",
+    help="Report log-probabilities of each token and of the N likeliest ones.",
+)
+@model_option
+@server_options
+@json_option
+def complete(
+    *,
+    prompt: Prompt,
+    max_tokens: int,
+    temperature: float,
+    policy: str | None,
+    logprobs: int | None,
+    model: str | None,
+    home: Path,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Complete one prompt through a server.
+
+    Prints the reply as it comes, and then on standard error how much of the prompt was
+    restored. PROMPT is a text; for a chat use --messages-file.
+    """
+    arguments: CompletionArguments = {
+        **prompt,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+    }
+    if policy is not None:
+        arguments["policy"] = policy
+    if logprobs is not None:
+        arguments["logprobs"] = logprobs
+    with Client.for_home(home, url) as client:
+        name = chosen(client, model)
+        if as_json:
+            print_json(attrs.asdict(client.complete(name, **arguments)))
+            return
+        deltas = list(_printed(client.stream(name, **arguments)))
+    click.echo()
+    if logprobs is not None:
+        for delta in deltas:
+            _print_logprobs(delta)
+    for delta in deltas:
+        if delta.usage is not None:
+            say(
+                f"{delta.usage.cached_tokens} of {delta.usage.prompt_tokens} prompt"
+                f" tokens restored, {delta.usage.completion_tokens} generated"
+            )
+
+
+def _printed(deltas: Iterable[Delta]) -> Iterator[Delta]:
+    for delta in deltas:
+        click.echo(delta.text, nl=False)
+        yield delta
+
+
+def _print_logprobs(delta: Delta) -> None:
+    """One line per token: id, its log-probability, and the likeliest ones."""
+    tops: tuple[tuple[Logprob, ...], ...] = delta.top_logprobs
+    for token, logprob, top in zip(delta.tokens, delta.logprobs, tops, strict=True):
+        likeliest = "  ".join(f"{one.token!r} {one.logprob:.4f}" for one in top)
+        click.echo(f"{token:>7} {logprob:10.4f}  {likeliest}".rstrip())

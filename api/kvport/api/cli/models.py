@@ -1,0 +1,26 @@
+"""`kvport models list`: what a server holds."""
+
+from pathlib import Path
+
+import attrs
+import rich_click as click
+
+from kvport.api.cli.options import server_options
+from kvport.api.cli.output import json_option, print_json, print_table
+from kvport.api.client import Client
+
+
+@click.command("list")
+@server_options
+@json_option
+def list_(*, home: Path, url: str | None, as_json: bool) -> None:
+    """Models that a server holds."""
+    with Client.for_home(home, url) as client:
+        found = client.models()
+    if as_json:
+        print_json({"models": [attrs.asdict(model) for model in found]})
+        return
+    print_table(
+        ("model", "cache"),
+        ((m.name, "on" if m.cached else f"off: {m.refusal or ''}") for m in found),
+    )

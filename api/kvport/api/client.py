@@ -1,0 +1,373 @@
+"""A typed client of a kvport server; importing it loads neither mlx nor the framework.
+
+    with Client.for_home(home) as client:
+        reply = client.complete("llama", messages=[{"role": "user", "content": "Hi"}])
+        client.export("llama", Path("talk.kvport"), messages=[...])
+
+* The home's key is sent to the home's own server only, which is checked first.
+* Proxies of the environment are not used: they would see the key.
+* What the server refuses is raised as `ProblemError`, with the server's code.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Self, TypedDict, TypeVar, Unpack
+
+import httpx
+import msgspec
+
+from kvport.api import media
+from kvport.api.errors import (
+    IncompleteError,
+    NoServerError,
+    UnreachableError,
+    WrongServerError,
+)
+from kvport.api.files import PIECE, Progress, open_destination, upload
+from kvport.api.problems import Problem, ProblemError
+from kvport.api.results import (
+    Artifact,
+    Completion,
+    Delta,
+    ExportInfo,
+    Health,
+    ImportInfo,
+    KeptExport,
+    ModelInfo,
+    ProbeInfo,
+)
+from kvport.api.run_file import fingerprint, running
+from kvport.snapshot.keyring import Keyring
+
+T = TypeVar("T")
+
+_TIMEOUT: Final = httpx.Timeout(60, connect=5, read=None)
+"""Seconds; a long prompt may be computed for many minutes before the first byte."""
+
+
+class PromptArguments(TypedDict, total=False):
+    """A prompt: exactly one of messages, prompt and tokens."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any]
+    prompt: str
+    tokens: list[int]
+
+
+class CompletionArguments(PromptArguments, total=False):
+    """A prompt and how to continue it; what is absent is the server's default.
+
+    `logprobs` is the number of alternatives to report with each token's own.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: list[str]
+    logprobs: int
+    ignore_eos: bool
+    policy: str
+    artifact: str
+
+
+class Client:
+    """Requests to one server; safe to use from several threads."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        """A client that sends `key`; without one only `health` is answered."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.url: Final = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False
+        )
+
+    @classmethod
+    def for_home(cls, home: Path, url: str | None = None) -> Self:
+        """A client of the server that runs on a home, with the home's key.
+
+        Args:
+            home: where the keys are.
+            url: where the server is, if it is not the one that the home announces.
+
+        Raises:
+            NoServerError: no server runs on it.
+            WrongServerError: what answers is not the server of this home.
+            UnreachableError: nothing answers.
+            KeyFileError: the home's keys cannot be read.
+        """
+        if url is None:
+            if (info := running(home)) is None:
+                raise NoServerError("no server runs on this home")
+            url = info.url
+        keyring = Keyring(home)
+        expected = fingerprint(keyring.signing_key().public.key_id)
+        with cls(url, None) as stranger:
+            if stranger.health().home != expected:
+                raise WrongServerError("the server at the address has another home")
+        return cls(url, keyring.api_key())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def health(self) -> Health:
+        """That the server is up, and whose it is."""
+        return self._get("/healthz", Health)
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """The models that requests may name."""
+        listed = self._get("/v1/models", dict[str, Any])
+        return tuple(ModelInfo.from_json(one) for one in listed["data"])
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the cache and of the models."""
+        return self._get("/api/cache/stats", dict[str, Any])
+
+    def complete(
+        self, model: str, **arguments: Unpack[CompletionArguments]
+    ) -> Completion:
+        """Continue a prompt, with the time to the first token measured.
+
+        Raises:
+            ProblemError: the server refuses.
+            UnreachableError: no answer, or it broke off.
+        """
+        began = time.monotonic()
+        deltas, first = [], 0.0
+        for delta in self.stream(model, **arguments):
+            if delta.tokens and not first:
+                first = time.monotonic() - began
+            deltas.append(delta)
+        return Completion.of(deltas, ttft_s=first, total_s=time.monotonic() - began)
+
+    def stream(
+        self, model: str, **arguments: Unpack[CompletionArguments]
+    ) -> Iterator[Delta]:
+        """Continue a prompt; the last delta carries the usage.
+
+        Raises:
+            ProblemError: the server refuses, or fails on the way.
+            UnreachableError: no answer, or it broke off.
+        """
+        path, body = _completion_body(model, arguments)
+        with self._streamed("POST", path, json=body) as response:
+            for content in _events(response):
+                yield Delta.from_json(content)
+
+    def export(
+        self,
+        model: str,
+        to: Path | BinaryIO,
+        *,
+        progress: Progress | None = None,
+        **prompt: Unpack[PromptArguments],
+    ) -> ExportInfo:
+        """Write the artifact of a prompt's longest restorable prefix.
+
+        Args:
+            model: its name on the server.
+            to: a file, which appears only once it is complete, or a stream.
+            progress: called with bytes so far and in total.
+            **prompt: whose state to export.
+
+        Raises:
+            ProblemError: the server refuses; code `never_computed` and the like.
+            IncompleteError: it broke off: what `to` got, if it is a stream, is void.
+            UnreachableError: no answer.
+        """
+        body = {"model": model, **prompt}
+        return self._download("POST", "/api/cache/export", to, progress, json=body)
+
+    def keep(self, model: str, **prompt: Unpack[PromptArguments]) -> KeptExport:
+        """Export, but leave the artifact with the server, for `download`.
+
+        Raises:
+            ProblemError: the server refuses.
+            UnreachableError: no answer.
+        """
+        body = {"model": model, **prompt}
+        headers = {"accept": media.JSON}
+        return self._post("/api/cache/export", KeptExport, json=body, headers=headers)
+
+    def download(
+        self,
+        artifact_id: str,
+        to: Path | BinaryIO,
+        *,
+        progress: Progress | None = None,
+    ) -> ExportInfo:
+        """Write a kept artifact; arguments and errors as of `export`."""
+        path = f"/api/cache/artifacts/{artifact_id}"
+        return self._download("GET", path, to, progress)
+
+    def import_(
+        self,
+        source: Path | BinaryIO,
+        *,
+        model: str | None = None,
+        progress: Progress | None = None,
+    ) -> ImportInfo:
+        """Send an artifact to the server.
+
+        Args:
+            source: a file or a stream.
+            model: the model it must be for; by default the server finds it.
+            progress: called with bytes so far and in total, 0 if that is unknown.
+
+        Raises:
+            ProblemError: the server refuses; nothing was admitted.
+            UnreachableError: no answer.
+            OSError: the source cannot be read.
+        """
+        with upload(source, progress) as (headers, content):
+            return self._post(
+                "/api/cache/import",
+                ImportInfo,
+                params={"model": model} if model else {},
+                headers={"content-type": media.ARTIFACT, **headers},
+                content=content,
+            )
+
+    def probe(
+        self,
+        model: str,
+        *,
+        policy: str | None = None,
+        artifact: str | None = None,
+        **prompt: Unpack[PromptArguments],
+    ) -> ProbeInfo:
+        """What of a prompt is stored, and what a request would restore now.
+
+        Raises:
+            ProblemError: the server refuses.
+            UnreachableError: no answer.
+        """
+        given = {"policy": policy, "artifact": artifact}
+        cache = {name: value for name, value in given.items() if value is not None}
+        body = {"model": model, "cache": cache, **prompt}
+        return self._post("/api/cache/probe", ProbeInfo, json=body)
+
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """Kept exports and admitted artifacts, newest first."""
+        listed = self._get("/api/cache/artifacts", dict[str, Any])
+        return msgspec.convert(listed["artifacts"], tuple[Artifact, ...])
+
+    def artifact(self, artifact_id: str) -> Artifact:
+        """One artifact.
+
+        Raises:
+            ProblemError: `artifact_unknown`, or `artifact_gone`.
+        """
+        return self._get(f"/api/cache/artifacts/{artifact_id}", Artifact)
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        with self._streamed("GET", path) as response:
+            return _decode(response.read(), kind)
+
+    def _post(self, path: str, kind: type[T], **request: Any) -> T:  # noqa: ANN401
+        with self._streamed("POST", path, **request) as response:
+            return _decode(response.read(), kind)
+
+    def _download(
+        self,
+        method: str,
+        path: str,
+        to: Path | BinaryIO,
+        progress: Progress | None,
+        **request: Any,  # noqa: ANN401 - httpx's own
+    ) -> ExportInfo:
+        headers = {"accept": media.ARTIFACT}
+        with self._streamed(method, path, headers=headers, **request) as response:
+            info = ExportInfo.from_headers(response.headers)
+            with open_destination(to) as file:
+                done = 0
+                try:
+                    for piece in response.iter_raw(PIECE):
+                        file.write(piece)
+                        done += len(piece)
+                        if progress is not None:
+                            progress(done, info.size_bytes)
+                except httpx.RemoteProtocolError as error:
+                    raise IncompleteError("the transfer ended early") from error
+                if done != info.size_bytes:
+                    raise IncompleteError("the transfer ended early")
+        return info
+
+    @contextlib.contextmanager
+    def _streamed(
+        self,
+        method: str,
+        path: str,
+        **request: Any,  # noqa: ANN401 - httpx's own
+    ) -> Iterator[httpx.Response]:
+        """A successful response, its body still to be read."""
+        try:
+            with self._http.stream(method, path, **request) as response:
+                if not response.is_success:
+                    raise ProblemError(_decode(response.read(), Problem))
+                yield response
+        except httpx.HTTPError as error:
+            raise UnreachableError("the server does not answer") from error
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        message = "what answers at the address is no kvport server of this version"
+        raise UnreachableError(message) from error
+
+
+def _completion_body(
+    model: str, arguments: CompletionArguments
+) -> tuple[str, dict[str, Any]]:
+    """Address and body of a streamed completion."""
+    body: dict[str, Any] = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **arguments,
+    }
+    names = ("policy", "artifact")
+    body["cache"] = {name: body.pop(name) for name in names if name in body}
+    if "messages" in body:
+        if "logprobs" in body:
+            body["top_logprobs"] = body["logprobs"]
+            body["logprobs"] = True
+        return "/v1/chat/completions", body
+    if "tokens" in body:
+        body["prompt"] = body.pop("tokens")
+    return "/v1/completions", body
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Contents of server-sent events up to `[DONE]`."""
+    for line in _lines(response.iter_bytes()):
+        if line == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
+            content = _decode(line[6:], dict[str, Any])
+            if "error" in content:
+                raise ProblemError(msgspec.convert(content["error"], Problem))
+            yield content
+    raise UnreachableError("the answer broke off")
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines that end in a line feed; text splits at more, some of it within JSON."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines

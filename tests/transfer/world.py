@@ -1,0 +1,245 @@
+"""Homes with real caches, ledgers and keys; prefixes of made-up bytes in them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+from blake3 import blake3
+
+from kvport.manifest.digests import format_digest
+from kvport.manifest.identity import (
+    Lineage,
+    Numerics,
+    PointKind,
+    Provenance,
+    StateIdentity,
+)
+from kvport.manifest.keys import SigningKey
+from kvport.manifest.layout import (
+    BlobClass,
+    CacheKind,
+    CacheLayout,
+    LeafSpec,
+    StateLayout,
+)
+from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import ROOT_NODE, NodeId
+from kvport.manifest.tokens import encode_tokens, prefix_keys
+from kvport.manifest.trust import TrustEntry, TrustList
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.records import Match, NewSegment, NodeRecord, Selection
+from kvport.snapshot.transfer.exporter import Export, Issue, open_export
+from kvport.snapshot.transfer.importer import Import, ImportResult, LocalModel
+from kvport.snapshot.transfer.ledger import Ledger
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+TOKENIZER = format_digest(bytes(range(32)))
+NUMERICS = Numerics("0.32.4", "cpu", "", "netlib", 1, 4, compile=False)
+BLOCK = 4
+TOKENS = list(range(100, 111))
+CUTS = (4, 8, 10, 11)
+KINDS = {10: {PointKind.FORK}, 11: {PointKind.PROMPT, PointKind.REPLY}}
+
+_KV_LEAVES = (LeafSpec("k", "F16", (1, 2, -1, 3)), LeafSpec("v", "F32", (1, 2, -1, 2)))
+KV = CacheLayout("0", CacheKind.KV, None, _KV_LEAVES)
+ROTATING = CacheLayout("1", CacheKind.ROTATING, 3, (LeafSpec("k", "F32", (1, -1, 2)),))
+ARRAYS = CacheLayout("2", CacheKind.ARRAYS, None, (LeafSpec("s0", "F32", (1, 5)),))
+
+DENSE = StateLayout((KV,))
+WINDOWED = StateLayout((KV, ROTATING))
+HYBRID = StateLayout((KV, ARRAYS))
+ALL = StateLayout((KV, ROTATING, ARRAYS))
+
+
+def identity_of(layout: StateLayout, **other: Any) -> StateIdentity:
+    fields: dict[str, Any] = {
+        "model_files": format_digest(bytes(32)),
+        "adapters": (),
+        "quant": {"bits": 4},
+        "kv": "model",
+        "layout": layout,
+        "mlx_lm": "0.32.2",
+    }
+    return StateIdentity(**fields | other)
+
+
+def blob_of(layout: StateLayout, blob_class: BlobClass, rows: int, seed: str) -> bytes:
+    derived = layout.blob(blob_class, rows)
+    body = blake3(seed.encode()).digest(derived.size - len(derived.header))
+    return derived.header + body
+
+
+class Home:
+    """One node without an engine."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        layout: StateLayout = ALL,
+        block_size: int = BLOCK,
+        scope: str = "default",
+        tokenizer: str = TOKENIZER,
+        cap: int = 64 * MIB,
+        **identity: Any,
+    ) -> None:
+        directory.mkdir(exist_ok=True)
+        seed = blake3(directory.name.encode()).digest()
+        self.directory = directory
+        self.key = SigningKey.from_bytes(seed)
+        self.key_id = self.key.public.key_id
+        self.trusted = [self.key]
+        self._stack = ExitStack()
+        self.ledger = Ledger(directory / "state.sqlite")
+        self._stack.callback(self.ledger.close)
+        self.cache = self._stack.enter_context(
+            Cache.open(
+                directory / "cache",
+                cap_bytes=cap,
+                on_removed=self.ledger.record_removed,
+            )
+        )
+        self.ledger.reconcile(self.cache)
+        self.ns = self.cache.namespace(
+            identity_of(layout, **identity), scope, block_size
+        )
+        self.models = [LocalModel("tiny", tokenizer, self.ns)]
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def trust(self) -> TrustList:
+        keys = {key.public.key_id: key.public for key in self.trusted}
+        return TrustList.of(TrustEntry(public_key=k, name="k") for k in keys.values())
+
+    # Storing.
+
+    def segments(
+        self,
+        tokens: Sequence[int] = TOKENS,
+        cuts: Sequence[int] = CUTS,
+        *,
+        start: int = 0,
+        kinds: Mapping[int, Iterable[PointKind]] = KINDS,
+        variant: str = "",
+        lineage: Lineage = Lineage.DERIVED,
+    ) -> Iterable[NewSegment]:
+        encoded, layout = encode_tokens(tokens), self.ns.layout
+        identity, block = self.ns.identity.digest, self.ns.block_size
+        keys = prefix_keys(identity, block, encoded, cuts)
+        for end, key in zip(cuts, keys, strict=True):
+            classes = [
+                c
+                for c in layout.blob_classes
+                if c is not BlobClass.STATE or end in kinds
+            ]
+            yield NewSegment(
+                start=start,
+                end=end,
+                key=key,
+                tokens=encoded[4 * start : 4 * end],
+                kinds=frozenset(kinds.get(end, ())),
+                blobs={
+                    c: [blob_of(layout, c, end - start, f"{variant} {c} {key.hex()}")]
+                    for c in classes
+                },
+                provenance=Provenance(lineage, NUMERICS, frozenset({self.key_id})),
+            )
+            start = end
+
+    def store(
+        self,
+        tokens: Sequence[int] = TOKENS,
+        cuts: Sequence[int] = CUTS,
+        *,
+        tip: NodeId = ROOT_NODE,
+        **options: Any,
+    ) -> NodeId:
+        chain = self.cache.chain(self.ns, tip, "test")
+        for segment in self.segments(tokens, cuts, **options):
+            chain.append(segment)
+        chain.close()
+        self.cache.flush()
+        assert chain.broken is None
+        return chain.tip
+
+    # Moving.
+
+    def issue(self, **other: Any) -> Issue:
+        fields: dict[str, Any] = {
+            "signer": self.key,
+            "issuer_name": self.directory.name,
+            "model_name": "tiny",
+            "tokenizer": self.models[0].tokenizer_digest,
+            "now": NOW,
+        }
+        return Issue(**fields | other)
+
+    def open_export(self, tokens: Sequence[int] = TOKENS, **issue: Any) -> Export:
+        return open_export(
+            self.cache, self.ledger, self.ns, encode_tokens(tokens), self.issue(**issue)
+        )
+
+    def export(self, tokens: Sequence[int] = TOKENS, **issue: Any) -> bytes:
+        return b"".join(self.open_export(tokens, **issue).stream())
+
+    def start_import(self, **other: Any) -> Import:
+        arguments: dict[str, Any] = {
+            "cache": self.cache,
+            "ledger": self.ledger,
+            "models": self.models,
+            "trust": self.trust,
+            "local": self.key_id,
+            "now": lambda: NOW,
+        }
+        return Import(**arguments | other)
+
+    def take(self, data: bytes, *, step: int = 1 << 20, **other: Any) -> ImportResult:
+        running = self.start_import(**other)
+        for start in range(0, len(data), step):
+            running.feed(data[start : start + step])
+        return running.finish()
+
+    # Looking.
+
+    def match(self, tokens: Sequence[int] = TOKENS, **options: Any) -> Match | None:
+        selection = Selection(limit=len(tokens), local=self.key_id, **options)
+        return self.cache.match(self.ns, encode_tokens(tokens), selection)
+
+    def contents(self, nodes: Sequence[NodeRecord]) -> list[bytes]:
+        return [bytes(self.cache.read(self.ns, r)) for n in nodes for r in n.blobs]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a refused import must leave as it is."""
+        root = self.directory / "cache"
+        files = {
+            str(path.relative_to(root)): path.read_bytes() if path.is_file() else b""
+            for path in root.rglob("*")
+            if not path.name.startswith("index.sqlite")
+        }
+        account = self.cache.stats().account
+        return {
+            "files": files,
+            "index": dump(self.cache._index),
+            "ledger": dump(self.ledger),
+            "account": attrs.evolve(account, index=0),
+            "leases": self.cache.stats().leases,
+        }
+
+
+def dump(database: Any) -> dict[str, list[Any]]:
+    """All rows of all tables, without recency."""
+    connection = database._connection
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    found = {}
+    for (table,) in tables.fetchall():
+        cursor = connection.execute(f"SELECT * FROM {table}")  # noqa: S608 - its own
+        names = [column[0] for column in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        for row in rows:
+            row.pop("used", None)
+        found[table] = rows
+    return found
