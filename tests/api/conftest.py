@@ -50,9 +50,12 @@ class Running:
 def running(home: Path, *models: Path, **settings) -> Iterator[Running]:
     settings = {"tuning": Tuning(chunk=256, stride=256), **settings}
     node = Node.open(NodeSettings(home=home, cap_bytes=1 << 30, **settings))
-    for model in models:
-        node.load_model(str(model))
-    server = Server(node)
+    with contextlib.ExitStack() as undo:
+        undo.callback(node.close)
+        for model in models:
+            node.load_model(str(model))
+        server = Server(node)
+        undo.pop_all()
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(lambda _: ready.set(),))
     thread.start()

@@ -17,6 +17,12 @@ def test_a_prompt_computed_here_is_answered_there_with_the_same_bits(
         print(out)
         got = destination.client.import_(tmp_path / model)
         print(got)
-        there = destination.client.complete(model, prompt=PROMPT, logprobs=5, max_tokens=16)
+        there = destination.client.complete(
+            model, prompt=PROMPT, logprobs=5, max_tokens=16
+        )
         assert there.cached_tokens == length - 1
-        assert (there.text, there.logprobs, there.top_logprobs) == (hot.text, hot.logprobs, hot.top_logprobs)
+        assert (there.text, there.logprobs, there.top_logprobs) == (
+            hot.text,
+            hot.logprobs,
+            hot.top_logprobs,
+        )

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tests.bench.processes import MIB, peak_of
 
 from kvport.api.client import Client
 from kvport.api.demo.servers import running_server
 from kvport.snapshot.engine.builder import build_model
 from kvport.snapshot.keyring import Keyring
+from tests.bench.processes import MIB, peak_of
 
 ROUNDS = 3
 TOKENS = 1025

@@ -61,6 +61,7 @@ def claim(
 
 
 COLD = claim(Lineage.COLD)
+DERIVED = claim(Lineage.DERIVED)
 
 
 def identity_of(layout: StateLayout, model: int = 0) -> StateIdentity:
@@ -94,7 +95,7 @@ def segments(
     states: Sequence[int] | None = None,
     kinds: dict[int, set[PointKind]] | None = None,
     size: int = 1000,
-    provenance: Provenance | Callable[[int], Provenance] = claim(),
+    provenance: Provenance | Callable[[int], Provenance] = DERIVED,
 ) -> Iterator[NewSegment]:
     """Segments of [start, cuts[-1]); whole states at `states`, everywhere if None."""
     encoded = encode_tokens(tokens)
@@ -102,9 +103,9 @@ def segments(
     for end, key in zip(cuts, keys, strict=True):
         blobs = {}
         for blob_class in ns.layout.blob_classes:
-            if blob_class is BlobClass.STATE and states is not None:
-                if end not in states:
-                    continue
+            is_state = blob_class is BlobClass.STATE
+            if is_state and states is not None and end not in states:
+                continue
             data = noise((blob_class, variant, key), size)
             # In several buffers, as arrays come.
             blobs[blob_class] = [

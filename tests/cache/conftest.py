@@ -1,4 +1,5 @@
 import pytest
+
 from tests.cache.builder import open_cache, space
 
 

@@ -4,10 +4,8 @@ import random
 import sys
 from pathlib import Path
 
-from tests.cache.builder import ALL, find, open_cache, segments, space
-
 from kvport.manifest.nodes import ROOT_NODE
-from kvport.snapshot.errors import GoneError
+from tests.cache.builder import ALL, find, open_cache, segments, space
 
 
 def tokens_of(seed: int, number: int) -> list[int]:
@@ -30,10 +28,7 @@ def main(root: Path, seed: int, cap: int) -> None:
                 cache.flush()
                 print("durable", number, flush=True)
             if rng.random() < 0.2 and (match := find(cache, ns, tokens_of(seed, 0))):
-                try:
-                    cache.report_damage(ns, match.nodes[-1].blobs[0])
-                except GoneError:
-                    pass
+                cache.report_damage(ns, match.nodes[-1].blobs[0])
             number += 1
 
 

@@ -2,6 +2,12 @@
 
 import attrs
 import pytest
+
+from kvport.manifest.identity import PointKind
+from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import NodeId
+from kvport.snapshot.cache.records import Admitted
+from kvport.snapshot.errors import CapacityError, GoneError, KvportError, StorageError
 from tests.cache.builder import (
     ALL,
     COLD,
@@ -17,12 +23,6 @@ from tests.cache.builder import (
     store,
     walk,
 )
-
-from kvport.manifest.identity import PointKind
-from kvport.manifest.limits import MIB
-from kvport.manifest.nodes import NodeId
-from kvport.snapshot.cache.records import Admitted
-from kvport.snapshot.errors import CapacityError, GoneError, KvportError, StorageError
 
 TOKENS = list(range(1000))
 ENDS = [256, 512, 700]
@@ -60,8 +60,13 @@ def picture(root):
 
 
 def rows(cache):
+    """A dump of all rows, by table."""
     tables = ("ns", "node", "file", "blob", "numerics", "attest")
-    return {name: cache._index.all(f"SELECT * FROM {name}") for name in tables}
+    everything = list(cache._index._connection.iterdump())
+    return {
+        name: [line for line in everything if line.startswith(f'INSERT INTO "{name}"')]
+        for name in tables
+    }
 
 
 def test_an_admitted_path_restores_and_reads(cache, root, origin):

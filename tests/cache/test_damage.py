@@ -4,6 +4,9 @@ import os
 import shutil
 
 import pytest
+
+from kvport.snapshot.cache.records import RemovalReason
+from kvport.snapshot.errors import DamagedError, GoneError
 from tests.cache.builder import (
     ALL,
     DENSE,
@@ -17,10 +20,6 @@ from tests.cache.builder import (
     space,
     store,
 )
-
-from kvport.manifest.nodes import ROOT_NODE
-from kvport.snapshot.cache.records import RemovalReason
-from kvport.snapshot.errors import DamagedError, GoneError
 
 TOKENS = list(range(1000))
 ENDS = [256, 512, 700]
@@ -55,7 +54,8 @@ def remove(path):
 @pytest.mark.parametrize("harm", [flip, cut, extend, link, remove])
 def test_a_damaged_blob_goes_with_all_that_hangs_on_it(root, layout, harm):
     count = len(ENDS) * len(layout.blob_classes)
-    for which in range(count):
+    # Each blob of the path for flipped bits, the middle one for the rest.
+    for which in range(count) if harm is flip else [count // 2]:
         removed = []
         with open_cache(root, removed=removed) as cache:
             ns = space(cache, layout)
@@ -166,29 +166,3 @@ def test_a_removed_directory_is_found_by_reads_too(cache, ns, root):
     assert find(cache, ns, TOKENS) is None
     store(cache, ns, TOKENS, ENDS)
     assert position(cache, ns, TOKENS) == 700
-
-
-def test_a_batch_that_the_volume_refuses_leaves_nothing(cache, ns, root):
-    store(cache, ns, TOKENS, ENDS)
-    directory = root / "ns" / ns.id
-    before = blob_files(root)
-    # A directory where the second blob's file must be: its rename fails (EISDIR).
-    new = list(segments(ns, [7] * 700, ENDS))
-    from kvport.manifest.digests import blob_digest
-
-    second = blob_digest(b"".join(next(iter(new[1].blobs.values()))))
-    (directory / second.hex()).mkdir()
-    (directory / second.hex() / "inner").touch()
-    chain = cache.chain(ns, ROOT_NODE, "test")
-    for segment in new:
-        chain.append(segment)
-    chain.close()
-    cache.flush()
-    assert chain.broken in ("storage", "disk_full")
-    assert find(cache, ns, [7] * 700) is None or chain.tip != ROOT_NODE
-    shutil.rmtree(directory / second.hex())
-    kept = cache.path(ns, chain.tip)
-    assert blob_files(root) - before == {n.blobs[0].digest.hex() for n in kept}
-    tip = store(cache, ns, [7] * 700, ENDS)
-    read_all(cache, ns, cache.path(ns, tip))
-    check_account(cache, root)

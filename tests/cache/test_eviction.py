@@ -1,8 +1,16 @@
 """One hard cap: what goes to make room, in which order, and what stays."""
 
+import os
 import random
 
 import pytest
+
+from kvport.manifest.layout import BlobClass
+from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import ROOT_NODE
+from kvport.snapshot.cache.chain import Item
+from kvport.snapshot.cache.records import RemovalReason
+from kvport.snapshot.errors import CapacityError, GoneError
 from tests.cache.builder import (
     HYBRID,
     blob_files,
@@ -17,11 +25,6 @@ from tests.cache.builder import (
     store,
     walk,
 )
-
-from kvport.manifest.limits import MIB
-from kvport.manifest.nodes import ROOT_NODE
-from kvport.snapshot.cache.records import RemovalReason
-from kvport.snapshot.errors import CapacityError, GoneError
 
 BIG = 400_000
 """Bytes of a blob; with a cap of 6 MiB about ten fit."""
@@ -118,6 +121,23 @@ def test_reading_a_long_path_keeps_its_head_from_going_first(root):
             number += 1
         assert position(cache, ns, prompt(1)) == 300
         assert find(cache, ns, prompt(2)) is None
+
+
+def test_a_node_that_becomes_a_leaf_is_as_recent_as_what_hung_on_it(root):
+    removed = []
+    with open_cache(root, CAP, removed) as cache:
+        ns = space(cache)
+        for number in (1, 2):
+            store(cache, ns, prompt(number), [100, 200], size=BIG)
+        match = find(cache, ns, prompt(1))
+        cache.report_damage(ns, match.nodes[-1].blobs[0])
+        removed.clear()
+        number = 3
+        while len(removed) < 2:
+            store(cache, ns, prompt(number), [100], size=BIG)
+            number += 1
+        assert find(cache, ns, prompt(2)) is None
+        assert position(cache, ns, prompt(1)) == 100
 
 
 def test_leased_state_and_its_ancestors_stay(root):
@@ -221,6 +241,45 @@ def test_a_cap_that_holds_nothing_is_refused(root):
 def test_the_automatic_cap_is_half_of_free_and_ours(root):
     with open_cache(root, None) as cache:
         assert cache.stats().account.cap > 64 * MIB
+
+
+def test_room_for_one_segment_may_cost_a_blob_that_another_shares(root, monkeypatch):
+    with open_cache(root, CAP) as cache:
+        ns = space(cache)
+        [first] = segments(ns, prompt(1), [100], size=BIG)
+        store(cache, ns, prompt(1), [100], size=BIG)
+        number = 2
+        while not cache.stats().removed:
+            find(cache, ns, prompt(1))
+            store(cache, ns, prompt(number), [100], size=BIG)
+            number += 1
+        for other in range(2, number):
+            find(cache, ns, prompt(other))
+        # prompt(1) is the oldest now. It is stored again, so nothing is to be written,
+        # but what comes after it in the batch takes its place.
+        [second] = segments(ns, prompt(100), [100], size=3 * BIG)
+        written = cache.stats().written[BlobClass.KV]
+        chains = [cache.chain(ns, ROOT_NODE, name) for name in ("first", "second")]
+        batch = [
+            Item(chain, segment, segment.nbytes)
+            for chain, segment in zip(chains, (first, second), strict=True)
+        ]
+        real = os.fsync
+
+        def flush(fd):
+            assert walk(root) <= cache.stats().account.reserved <= CAP
+            real(fd)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", flush)
+            cache._writer._store.store(batch)
+        assert cache.stats().written[BlobClass.KV] == written + 4 * BIG
+        for chain in chains:
+            assert chain.broken is None
+            read_all(cache, ns, cache.path(ns, chain.tip))
+            chain.close()
+        cache.flush()
+        check_account(cache, root)
 
 
 def test_a_shared_blob_stays_for_its_other_owner(root):

@@ -2,6 +2,11 @@
 
 import attrs
 import pytest
+
+from kvport.manifest.identity import Lineage, PointKind
+from kvport.manifest.layout import BlobClass
+from kvport.manifest.nodes import ROOT_NODE
+from kvport.manifest.tokens import encode_tokens
 from tests.cache.builder import (
     ALL,
     COLD,
@@ -21,11 +26,6 @@ from tests.cache.builder import (
     space,
     store,
 )
-
-from kvport.manifest.identity import Lineage, PointKind
-from kvport.manifest.layout import BlobClass
-from kvport.manifest.nodes import ROOT_NODE
-from kvport.manifest.tokens import encode_tokens
 
 TOKENS = list(range(1000, 2000))
 
@@ -78,8 +78,8 @@ def test_whole_layers_restore_at_their_boundaries_only(cache):
     assert position(cache, ns, TOKENS) == 599
     assert position(cache, ns, TOKENS, limit=598) == 512
     assert position(cache, ns, TOKENS[:595] + [7] * 100) == 512
-    assert find(cache, ns, TOKENS[:511] + [7]) is None
-    assert cache.longest(ns, encode_tokens(TOKENS[:511] + [7])) == 511
+    assert find(cache, ns, [*TOKENS[:511], 7]) is None
+    assert cache.longest(ns, encode_tokens([*TOKENS[:511], 7])) == 511
 
 
 def test_windows_restore_at_the_ends_of_segments(cache):

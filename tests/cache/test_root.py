@@ -1,12 +1,21 @@
 """Whose root it is, what is swept at start, what a lost index means."""
 
+import contextlib
 import json
+import sqlite3
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kvport.snapshot.errors import (
+    CacheInUseError,
+    ForeignRootError,
+    MissingRootError,
+    StorageError,
+)
 from tests.cache.builder import (
     blob_files,
     check_account,
@@ -17,12 +26,6 @@ from tests.cache.builder import (
     space,
     store,
     walk,
-)
-
-from kvport.snapshot.errors import (
-    CacheInUseError,
-    ForeignRootError,
-    MissingRootError,
 )
 
 TOKENS = list(range(1000))
@@ -152,6 +155,30 @@ def test_a_lost_index_empties_the_cache_and_says_so(root, harm):
     with open_cache(root) as cache:
         assert cache.stats().index_resets == 0
         assert position(cache, ns, TOKENS) == 256
+
+
+def test_an_index_that_someone_else_has_open_is_not_taken_for_lost(root):
+    filled(root)
+    before = blob_files(root)
+    with contextlib.closing(sqlite3.connect(root / "index.sqlite")) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StorageError):
+            open_cache(root)
+    assert blob_files(root) == before
+    with open_cache(root) as cache:
+        assert cache.stats().index_resets == 0
+        assert position(cache, space(cache), TOKENS) == 700
+
+
+def test_a_root_that_was_copied_to_another_volume_is_measured_again(root):
+    filled(root)
+    with open_cache(root) as cache, cache._index.transaction():
+        # As on a file system with larger blocks.
+        cache._index.all("UPDATE file SET alloc = alloc + 16384")
+    with open_cache(root) as cache:
+        check_account(cache, root)
+        assert position(cache, space(cache), TOKENS) == 700
 
 
 def test_start_sweeps_orphans_and_uploads(root):

@@ -1,12 +1,22 @@
 """The writer's queue, its failures, and many threads at once."""
 
+import contextlib
 import errno
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import pytest
+
+from kvport.manifest.layout import BlobClass
+from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import ROOT_NODE
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.chain import Item
+from kvport.snapshot.cache.writer import Writer
+from kvport.snapshot.errors import CapacityError, GoneError
 from tests.cache.builder import (
     ALL,
     DENSE,
@@ -22,14 +32,6 @@ from tests.cache.builder import (
     space,
     store,
 )
-
-from kvport.manifest.layout import BlobClass
-from kvport.manifest.limits import MIB
-from kvport.manifest.nodes import ROOT_NODE
-from kvport.snapshot.cache.cache import Cache
-from kvport.snapshot.cache.chain import Item
-from kvport.snapshot.cache.writer import Writer
-from kvport.snapshot.errors import CapacityError, GoneError
 
 TOKENS = list(range(1000))
 ENDS = [256, 512, 700]
@@ -148,45 +150,50 @@ def test_closing_stores_what_is_queued(root):
         assert position(cache, ns, TOKENS) == 512
 
 
-@pytest.mark.parametrize(
-    ("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "storage")]
-)
-@pytest.mark.parametrize("call", ["writev", "fsync", "rename"])
-def test_a_volume_that_fails_breaks_the_chain_and_service_goes_on(
-    cache, ns, root, monkeypatch, call, number, reason
-):
-    store(cache, ns, TOKENS, ENDS)
-    before = blob_files(root)
+def failing(call, number, at):
+    """The real call, but the `at`th time it fails."""
     real, calls = getattr(os, call), []
 
-    def failing(*args, **kwargs):
+    def run(*args, **kwargs):
         calls.append(call)
-        if len(calls) == 2:
+        if len(calls) == at:
             raise OSError(number, "injected")
         return real(*args, **kwargs)
 
-    with monkeypatch.context() as patch, cache._evictor.changes:
-        # The batch waits for the lock, so that it holds all three segments.
-        chain = cache.chain(ns, ROOT_NODE, "test")
-        for segment in segments(ns, [7, *TOKENS], ENDS):
-            chain.append(segment)
-        chain.close()
-        patch.setattr(os, call, failing)
-        release = cache._evictor.changes
-        release.release()
-        try:
-            cache.flush()
-        finally:
-            release.acquire()
-    if call == "writev":
-        assert chain.broken == reason
-    kept = 0 if chain.tip == ROOT_NODE else len(cache.path(ns, chain.tip))
-    assert cache.stats().skipped == {reason: 3 - kept}
-    assert len(blob_files(root) - before) == kept
+    return run
+
+
+@pytest.mark.parametrize("fault", [(errno.ENOSPC, "disk_full"), (errno.EIO, "storage")])
+@pytest.mark.parametrize("call", ["writev", "fsync", "rename"])
+def test_a_volume_that_fails_leaves_nothing_of_the_batch(
+    root, monkeypatch, call, fault
+):
+    with open_cache(root) as cache:
+        fail_in_a_batch(cache, root, monkeypatch, call, fault)
+
+
+def fail_in_a_batch(cache, root, monkeypatch, call, fault):
+    ns = space(cache)
+    store(cache, ns, TOKENS, ENDS)
+    before = blob_files(root)
+    number, reason = fault
+    chain = cache.chain(ns, ROOT_NODE, "test")
+    batch = [
+        Item(chain, segment, segment.nbytes)
+        for segment in segments(ns, [7, *TOKENS], ENDS)
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(call, number, at=2))
+        cache._writer._store.store(batch)
+    assert chain.broken == reason
+    assert chain.tip == ROOT_NODE
+    assert cache.stats().skipped == {reason: 3}
+    assert blob_files(root) == before
     check_account(cache, root)
-    store(cache, ns, [8, *TOKENS], ENDS)
-    assert store(cache, ns, [7, *TOKENS], ENDS) == find(cache, ns, [7, *TOKENS]).tip
+    tip = store(cache, ns, [7, *TOKENS], ENDS)
+    assert find(cache, ns, [7, *TOKENS]).tip == tip
     check_account(cache, root)
+    chain.close()
 
 
 def test_a_callback_that_fails_does_not_end_the_writer(root):
@@ -206,42 +213,40 @@ def test_a_callback_that_fails_does_not_end_the_writer(root):
         check_account(cache, root)
 
 
+def use_as_a_client(cache, spaces, seed):
+    rng = random.Random(seed)
+    for _ in range(15):
+        ns = rng.choice(spaces)
+        tokens = [rng.randrange(6), *TOKENS]
+        match = find(cache, ns, tokens)
+        base, tip = (match.base, match.tip) if match else (0, ROOT_NODE)
+        try:
+            if match is not None:
+                with cache.lease(ns, match.nodes[-1].id, "client"):
+                    read_all(cache, ns, match.nodes)
+            chain = cache.chain(ns, tip, "client")
+        except GoneError:
+            continue
+        size, variant = rng.choice([500, 90_000, 200_000]), rng.randrange(3)
+        ends = [end for end in ENDS if end > base]
+        for segment in segments(
+            ns, tokens, ends, start=base, variant=variant, size=size
+        ):
+            chain.append(segment)
+        chain.close()
+
+
+def use_as_an_importer(cache):
+    for _ in range(40):
+        with contextlib.suppress(CapacityError), cache.reserve(MIB):
+            pass
+
+
 def test_many_threads_at_a_tiny_cap(root):
     cap = 6 * MIB
-    errors, over, done = [], [], threading.Event()
-    with open_cache(root, cap) as cache:
+    over, done = [], threading.Event()
+    with open_cache(root, cap) as cache, ThreadPoolExecutor(6) as pool:
         spaces = [space(cache, layout) for layout in (DENSE, HYBRID, ALL)]
-
-        def client(seed):
-            rng = random.Random(seed)
-            for _ in range(15):
-                ns = rng.choice(spaces)
-                tokens = [rng.randrange(6), *TOKENS]
-                match = find(cache, ns, tokens)
-                try:
-                    if match is not None:
-                        with cache.lease(ns, match.nodes[-1].id, "client"):
-                            read_all(cache, ns, match.nodes)
-                    tip = match.tip if match else ROOT_NODE
-                    chain = cache.chain(ns, tip, "client")
-                except GoneError:
-                    continue
-                base = match.base if match else 0
-                ends = [end for end in ENDS if end > base]
-                for segment in segments(
-                    ns, tokens, ends, start=base,
-                    variant=rng.randrange(3), size=rng.choice([500, 90_000, 200_000]),
-                ):  # fmt: skip
-                    chain.append(segment)
-                chain.close()
-
-        def importer():
-            for _ in range(40):
-                try:
-                    with cache.reserve(MIB):
-                        pass
-                except CapacityError:
-                    pass
 
         def watch():
             while not done.wait(0.001):
@@ -249,23 +254,16 @@ def test_many_threads_at_a_tiny_cap(root):
                 if account.reserved > account.cap:
                     over.append(account)
 
-        def guarded(function, *args):
-            try:
-                function(*args)
-            except BaseException as error:  # noqa: BLE001 - shown below
-                errors.append(error)
-
-        threads = [threading.Thread(target=guarded, args=(client, n)) for n in range(4)]
-        threads.append(threading.Thread(target=guarded, args=(importer,)))
-        watcher = threading.Thread(target=guarded, args=(watch,))
-        for thread in (*threads, watcher):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        done.set()
-        watcher.join()
+        watching = pool.submit(watch)
+        users = [pool.submit(use_as_a_client, cache, spaces, n) for n in range(4)]
+        users.append(pool.submit(use_as_an_importer, cache))
+        try:
+            for user in users:
+                user.result()
+        finally:
+            done.set()
+        watching.result()
         cache.flush()
-        assert not errors
         assert not over
         stats = cache.stats()
         assert stats.damaged == 0

@@ -1,6 +1,7 @@
 """The command line in this process, and homes to run it on."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvport.api.cli import main
+from kvport.api.demo.servers import starting_server
 
 
 @attrs.frozen
@@ -48,3 +50,23 @@ class Cli:
 @pytest.fixture
 def cli(tmp_path) -> Cli:
     return Cli(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, model_dir) -> Iterator[Cli]:
+    """A command line on the home of a running server with one model, `llama`."""
+    home = tmp_path_factory.mktemp("server") / "home"
+    with starting_server(home, [str(model_dir("llama"))], "--cap", "256MiB") as process:
+        process.await_ready()
+        yield Cli(home)
+
+
+@pytest.fixture(scope="session")
+def other_server(tmp_path_factory, model_dir) -> Iterator[Cli]:
+    """The same for another server, which has the model under two names."""
+    home = tmp_path_factory.mktemp("other") / "home"
+    directory = model_dir("llama")
+    models = [f"{name}={directory}" for name in ("first", "second")]
+    with starting_server(home, models, "--cap", "256MiB") as process:
+        process.await_ready()
+        yield Cli(home)

@@ -49,8 +49,8 @@ def test_importing_it_is_fast():
     def seconds() -> float:
         return float(subprocess.check_output([sys.executable, "-c", code]))
 
-    # The best of three: the machine may be busy with something else.
-    assert min(seconds() for _ in range(3)) < 0.3
+    # The best of some: the machine may be busy with something else.
+    assert min(seconds() for _ in range(5)) < 0.3
 
 
 def test_every_line_of_help_is_the_commands_own():

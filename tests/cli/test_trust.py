@@ -36,8 +36,19 @@ def test_keys_show_prints_a_fingerprint_of_the_key_id(cli):
 
 
 def test_keys_show_makes_no_keys(cli):
-    assert cli.refusal("keys", "show") == "key_file"
+    assert cli.refusal("keys", "show") == "no_home"
     assert not cli.home.exists()
+
+
+def test_keys_init_below_a_file_is_refused(cli):
+    cli.home.write_text("not a directory")
+    assert cli.refusal("keys", "init", "--home", str(cli.home / "x")) == "local_file"
+
+
+def test_keys_that_others_may_read_are_refused(cli):
+    cli.run("keys", "init")
+    (cli.home / "keys" / "signing.key").chmod(0o644)
+    assert cli.refusal("keys", "show") == "key_file"
 
 
 def test_the_private_key_is_never_printed(cli):

@@ -1,12 +1,16 @@
 """Wrong usage ends with 2 and says what to write instead; nothing is started."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
 
-@pytest.fixture
-def files(tmp_path):
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    """Files of every kind in the current directory."""
     contents = {
         "text": "hello",
         "not-json": "{",
@@ -20,7 +24,7 @@ def files(tmp_path):
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "latin1").write_bytes(b"\xe9")
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +45,7 @@ def files(tmp_path):
     ],
 )
 @pytest.mark.parametrize("command", ["complete", "probe"])
-def test_a_prompt_is_named_exactly_once_and_well_formed(
-    cli, files, monkeypatch, command, args, hint
-):
-    monkeypatch.chdir(files)
+def test_a_prompt_is_named_exactly_once_and_well_formed(cli, command, args, hint):
     result = cli.run(command, *args)
     assert result.exit_code == 2, result.output
     assert hint in " ".join(result.stderr.replace("│", " ").split())
@@ -73,6 +74,15 @@ def test_serve_refuses_settings_that_do_not_fit(cli, args, hint):
     assert not cli.home.exists()
 
 
+@pytest.mark.parametrize(
+    "url", ["", "localhost:80", "ftp://host", "http://", "http://[x", "http://h:99999"]
+)
+def test_an_address_is_a_web_address(cli, url):
+    result = cli.run("cache", "stats", "--url", url)
+    assert result.exit_code == 2
+    assert "not an address such as" in result.stderr
+
+
 def test_serve_needs_a_model(cli):
     assert cli.run("serve").exit_code == 2
 
@@ -86,3 +96,17 @@ def test_selfcheck_refuses_a_chunk_that_is_no_multiple_of_the_block(cli):
 @pytest.mark.parametrize("args", [["bogus"], ["cache", "bogus"], ["--bogus"]])
 def test_unknown_commands_and_options_are_wrong_usage(cli, args):
     assert cli.run(*args).exit_code == 2
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvport.api", "probe", "--prompt-file", "-"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    # More than a pipe holds: once it is written, the command is reading.
+    process.stdin.write(b"x" * (1 << 20))
+    process.send_signal(signal.SIGINT)
+    out, words = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert out == b""
+    assert b"Traceback" not in words

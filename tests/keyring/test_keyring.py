@@ -3,14 +3,15 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.manifest.builder import NOW
 
 from kvport.manifest.canonical import canonical_dumps
 from kvport.manifest.errors import UntrustedKeyError
 from kvport.manifest.keys import SigningKey
+from kvport.manifest.limits import MIB
 from kvport.manifest.trust import Role, TrustEntry, TrustList
 from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring, _read
+from tests.manifest.builder import NOW
 
 NAMES = ["keys/signing.key", "keys/api.key", "trust.json"]
 OTHER = TrustEntry(public_key=SigningKey.generate().public, name="mac-b")
@@ -167,6 +168,15 @@ def test_a_directory_or_pipe_is_refused(keyring, home, name):
 def test_a_damaged_file_is_refused(keyring, home, name, data):
     (home / name).write_bytes(data)
     with pytest.raises(KeyFileError):
+        use(keyring, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), list(zip(NAMES, [129, 129, MIB + 1], strict=True))
+)
+def test_a_file_that_is_too_long_is_refused(keyring, home, name, size):
+    (home / name).write_bytes(b"0" * size)
+    with pytest.raises(KeyFileError, match="too long"):
         use(keyring, name)
 
 

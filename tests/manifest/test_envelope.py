@@ -3,7 +3,6 @@ import json
 
 import attrs
 import pytest
-from tests.manifest.builder import DENSE, KEY, OTHER_KEY, ManifestBuilder
 
 from kvport.manifest.domains import PAYLOAD_TYPE
 from kvport.manifest.envelope import (
@@ -17,6 +16,7 @@ from kvport.manifest.envelope import (
 from kvport.manifest.errors import FormatError, KvportError, LimitExceededError
 from kvport.manifest.keys import SigningKey
 from kvport.manifest.limits import ENVELOPE_BYTES, PAYLOAD_BYTES
+from tests.manifest.builder import DENSE, KEY, OTHER_KEY, ManifestBuilder
 
 PAYLOAD = b'{"a":1}'
 KEYS = [SigningKey.from_bytes(bytes([n]) * 32) for n in range(20)]

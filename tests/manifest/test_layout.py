@@ -4,7 +4,6 @@ import pytest
 import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.manifest.builder import ALL, DENSE, HYBRID, KV, WHOLE, WINDOW, WINDOWED
 
 from kvport.manifest.errors import (
     ArithmeticMismatchError,
@@ -21,6 +20,7 @@ from kvport.manifest.layout import (
     LeafSpec,
     StateLayout,
 )
+from tests.manifest.builder import ALL, DENSE, HYBRID, KV, WHOLE, WINDOW, WINDOWED
 
 DIMENSIONS = st.integers(1, 5)
 DTYPES = st.sampled_from(sorted(DTYPE_BYTES))
@@ -143,6 +143,8 @@ def leaf(**fields):
         [edited(WINDOW, window=True)],
         [edited(WINDOW, window=1 << 31)],
         [edited(WHOLE, leaves=[leaf()])],
+        [edited(WHOLE, leaves=[leaf(shape=[])])],
+        [edited(WHOLE, leaves=[leaf(shape=[1] * 9)])],
         [edited(KV, leaves=[leaf(shape=[1, 2])])],
         [edited(KV, leaves=[leaf(shape=[-1, -1])])],
         [edited(KV, leaves=[leaf(shape=[])])],

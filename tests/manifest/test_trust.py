@@ -2,7 +2,6 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import attrs
 import pytest
-from tests.manifest.builder import KEY, NOW, OTHER_KEY
 
 from kvport.manifest.canonical import canonical_dumps, strict_loads
 from kvport.manifest.errors import (
@@ -14,6 +13,7 @@ from kvport.manifest.errors import (
 from kvport.manifest.keys import SigningKey
 from kvport.manifest.timestamps import ALWAYS, format_time, parse_time
 from kvport.manifest.trust import ANY, Role, TrustEntry, TrustList
+from tests.manifest.builder import KEY, NOW, OTHER_KEY
 
 ENTRY = TrustEntry(
     public_key=KEY.public,

@@ -3,7 +3,6 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.manifest.builder import ManifestBuilder, pack
 
 from kvport.manifest.errors import ContainerError, LimitExceededError
 from kvport.manifest.limits import ENVELOPE_BYTES, GIB
@@ -19,6 +18,7 @@ from kvport.manifest.ustar import (
     header,
     padding,
 )
+from tests.manifest.builder import ManifestBuilder, pack
 
 CONTENTS = [
     ("envelope.json", b"{}" * 300),

@@ -5,17 +5,6 @@ from datetime import timedelta
 
 import attrs
 import pytest
-from tests.manifest.builder import (
-    ALL,
-    DENSE,
-    HYBRID,
-    KEY,
-    NOW,
-    OTHER_KEY,
-    WINDOWED,
-    ManifestBuilder,
-    identity_of,
-)
 
 from kvport.manifest.digests import BlobDigest, artifact_id, blob_digest, format_digest
 from kvport.manifest.envelope import Signature, encode_envelope, open_envelope, pae
@@ -39,6 +28,17 @@ from kvport.manifest.tokens import encode_tokens
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.manifest.ustar import Entry
 from kvport.manifest.verify import BlobEntry, VerifiedManifest
+from tests.manifest.builder import (
+    ALL,
+    DENSE,
+    HYBRID,
+    KEY,
+    NOW,
+    OTHER_KEY,
+    WINDOWED,
+    ManifestBuilder,
+    identity_of,
+)
 
 BUILDER = ManifestBuilder()
 BOTH = TrustList.of(
@@ -421,7 +421,7 @@ ARITHMETIC = {
         "ascend",
         lambda p: p["points"].insert(0, p["points"][0]),
     ),
-    "a_point_agrees_with_its_segment": ("disagree", point(0, lineage="cold")),
+    "a_point_agrees_with_its_segment": ("disagrees", point(0, lineage="cold")),
     "there_is_a_restore_point": ("no restore point", lambda p: p.update(points=[])),
     "a_blob_is_not_larger": ("blob's size", blob("segments", 0, size=SIZE + 1)),
     "a_blob_is_not_smaller": ("blob's size", blob("segments", 0, size=SIZE - 1)),

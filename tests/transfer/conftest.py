@@ -1,12 +1,13 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from tests.transfer.world import Home
 
 
 @pytest.fixture
-def home(tmp_path) -> Callable[..., Home]:
+def home(tmp_path) -> Iterator[Callable[..., Home]]:
     """Open homes by name; all are closed at the end."""
     opened: list[Home] = []
 
@@ -19,10 +20,18 @@ def home(tmp_path) -> Callable[..., Home]:
         one.close()
 
 
+@pytest.fixture(scope="session")
+def origin(tmp_path_factory) -> Iterator[Home]:
+    """A home with a prefix, for tests that only export from it."""
+    found = Home(tmp_path_factory.mktemp("transfer") / "origin")
+    found.store()
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def pair(home) -> tuple[Home, Home]:
-    """`a` holds a prefix; `b` is empty, and trusts a's key."""
-    a, b = home("a"), home("b")
-    b.trusted.append(a.key)
-    a.store()
-    return a, b
+def pair(home, origin) -> tuple[Home, Home]:
+    """`origin`, and an empty home that trusts its key."""
+    b = home("b")
+    b.trusted.append(origin.key)
+    return origin, b

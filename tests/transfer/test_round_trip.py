@@ -6,6 +6,14 @@ from datetime import timedelta
 
 import attrs
 import pytest
+
+from kvport.manifest.errors import UntrustedKeyError
+from kvport.manifest.identity import Lineage, PointKind
+from kvport.manifest.trust import TrustList
+from kvport.snapshot.cache.records import ExactRule
+from kvport.snapshot.errors import UnknownModelError
+from kvport.snapshot.transfer.archive import inspect_file, verify_file
+from kvport.snapshot.transfer.importer import LocalModel
 from tests.transfer.world import (
     ALL,
     BLOCK,
@@ -18,14 +26,6 @@ from tests.transfer.world import (
     WINDOWED,
     identity_of,
 )
-
-from kvport.manifest.errors import UntrustedKeyError
-from kvport.manifest.identity import Lineage, PointKind
-from kvport.manifest.trust import TrustList
-from kvport.snapshot.cache.records import ExactRule
-from kvport.snapshot.errors import UnknownModelError
-from kvport.snapshot.transfer.archive import inspect_file, verify_file
-from kvport.snapshot.transfer.importer import LocalModel
 
 
 @pytest.mark.parametrize("layout", [DENSE, WINDOWED, HYBRID, ALL])

@@ -1,10 +1,10 @@
 """The web application: routes, guard, and errors as problems."""
 
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Response
 from litestar.di import Provide
 from litestar.exceptions import (
     HTTPException,
@@ -23,6 +23,7 @@ from kvport.api.errors import (
     MethodNotAllowedError,
     NotFoundError,
 )
+from kvport.api.handling import Http
 from kvport.api.operations import components
 from kvport.api.problems import INTERNAL, RETRY_AFTER_SECONDS, Problem
 from kvport.api.replies import ClientGoneError
@@ -42,8 +43,6 @@ from kvport.snapshot.errors import TooLargeError
 from kvport.snapshot.node import Node
 
 log = structlog.get_logger(__name__)
-
-Http: TypeAlias = Request[Any, Any, Any]
 
 
 def create_app(node: Node) -> Litestar:

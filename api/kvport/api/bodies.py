@@ -95,7 +95,7 @@ class GenerationBody(_Body):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=0, lt=1 << 63)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -34,8 +34,8 @@ class NotFoundError(KvportError):
     """Nothing is at the address."""
 
     code = "not_found"
-    cause = "The server has no such address, or knows no such artifact."
-    advice = "Check the address; GET /api/cache/artifacts lists what is known."
+    cause = "The server has no such address."
+    advice = "Check the address; GET /schema lists them all."
 
 
 class MethodNotAllowedError(KvportError):

@@ -1,12 +1,13 @@
 """`docs/errors.md`, from the codes' own table: `python -m kvport.api.errors_page`."""
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import Iterator
 
-# Imported so that all codes are known.
-import kvport.api.cli.trust
 import kvport.api.errors
-import kvport.snapshot.errors  # noqa: F401
+import kvport.snapshot.errors  # noqa: F401 - so that their codes are known
+from kvport.api import cli
 from kvport.api.problems import STATUS
 from kvport.manifest.errors import KvportError, all_codes
 
@@ -37,6 +38,8 @@ def page() -> str:
 
 def known() -> Iterator[type[KvportError]]:
     """All of kvport's own error classes that have a code, sorted by it."""
+    for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}."):
+        importlib.import_module(module.name)
     return (cls for cls in all_codes() if cls.__module__.startswith("kvport."))
 
 

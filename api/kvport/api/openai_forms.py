@@ -153,9 +153,12 @@ class TextForm(Form):
         return {
             "tokens": [self.decode(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            # Several ids may have one text: the likeliest stays.
-            "top_logprobs": [
-                {self.decode(t.token): t.logprob for t in reversed(token.top)}
-                for token in tokens
-            ],
+            "top_logprobs": [self._top(token) for token in tokens],
         }
+
+    def _top(self, token: Generated) -> Json:
+        found: Json = {}
+        for other in token.top:
+            # Several ids may have one text: the likeliest, which is first, stays.
+            found.setdefault(self.decode(other.token), other.logprob)
+        return found

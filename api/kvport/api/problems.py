@@ -76,8 +76,11 @@ LOCAL: Final = frozenset(
         "unsupported_model",
         # The command line and the client.
         "incomplete",
+        "local_file",
         "model_build",
         "model_fetch",
+        "model_not_named",
+        "no_home",
         "no_server",
         "not_listed",
         "unreachable",
@@ -131,6 +134,7 @@ class ProblemError(KvportError):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail, fields=problem.fields)
+        self.problem = problem
         self.status = problem.status
         known = {cls.code: cls.advice for cls in all_codes()}
         # Class variables elsewhere: here every instance has its own.

@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from litestar import Request as HttpRequest
 from litestar import Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
 
 from kvport.api import artifacts, media
 from kvport.api.artifacts import allowed_nodes
 from kvport.api.bodies import PrefixBody, ProbeBody, decode
+from kvport.api.handling import Http, Served
 from kvport.api.messages import render
 from kvport.api.operations import takes, takes_artifact
 from kvport.api.replies import ClientGoneError, unless_gone
@@ -18,11 +20,9 @@ from kvport.api.streams import Held, Streamed, incoming, outgoing
 from kvport.manifest.limits import ARTIFACT_BYTES
 from kvport.snapshot.engine.requests import Request
 from kvport.snapshot.errors import OverloadedError, TooLargeError
-from kvport.snapshot.node import Node, ProbeResult
+from kvport.snapshot.node import ProbeResult
 from kvport.snapshot.transfer.exporter import Export
 from kvport.snapshot.transfer.importer import Import
-
-Http: TypeAlias = HttpRequest[Any, Any, Any]
 
 IMPORTS: Final = 4
 """Imports at once: each has a thread, and staged bytes that are not yet counted on."""
@@ -33,7 +33,7 @@ class ImportSlots(asyncio.Semaphore):
 
 
 @post("/api/cache/export", status_code=200, operation_class=takes(PrefixBody))
-async def export_prefix(request: Http, node: Node) -> Response[Any]:
+async def export_prefix(request: Http, node: Served) -> Response[Any]:
     """The longest restorable prefix of a prompt, as a signed artifact.
 
     With `Accept: application/json` the artifact is kept instead, and described.
@@ -64,7 +64,10 @@ async def export_prefix(request: Http, node: Node) -> Response[Any]:
     operation_class=takes_artifact(),
 )
 async def import_artifact(
-    request: Http, node: Node, slots: ImportSlots, model: str | None = None
+    request: Http,
+    node: Served,
+    slots: NamedDependency[ImportSlots],
+    model: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
     """Verify an artifact and admit its state, all or nothing."""
     if (request.content_length or 0) > ARTIFACT_BYTES:
@@ -88,7 +91,7 @@ async def import_artifact(
 
 
 @post("/api/cache/probe", status_code=200, operation_class=takes(ProbeBody))
-async def probe_prefix(request: Http, node: Node) -> ProbeResult:
+async def probe_prefix(request: Http, node: Served) -> ProbeResult:
     """What of a prompt is stored, and what a request would restore now."""
     body = decode(ProbeBody, await request.body())
 
@@ -105,13 +108,15 @@ async def probe_prefix(request: Http, node: Node) -> ProbeResult:
 
 
 @get("/api/cache/artifacts")
-async def list_artifacts(node: Node) -> dict[str, Any]:
+async def list_artifacts(node: Served) -> dict[str, Any]:
     """Kept exports and admitted artifacts, newest first."""
     return {"artifacts": await asyncio.to_thread(artifacts.all_facts, node)}
 
 
 @get("/api/cache/artifacts/{artifact:str}")
-async def get_artifact(request: Http, node: Node, artifact: str) -> Response[Any]:
+async def get_artifact(
+    request: Http, node: Served, artifact: FromPath[str]
+) -> Response[Any]:
     """One artifact: its facts; a kept export again with its media type as `Accept`."""
     if request.accept.best_match([media.JSON, media.ARTIFACT]) != media.ARTIFACT:
         return Response(await asyncio.to_thread(artifacts.facts, node, artifact))

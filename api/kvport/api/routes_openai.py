@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import msgspec
 import structlog
-from litestar import Request as HttpRequest
 from litestar import Response, get, post
 
 from kvport.api import media
@@ -21,6 +20,7 @@ from kvport.api.bodies import (
     decode,
 )
 from kvport.api.errors import BadRequestError
+from kvport.api.handling import Http, Served
 from kvport.api.messages import render
 from kvport.api.openai_forms import ChatForm, Form, TextForm, Usage
 from kvport.api.operations import takes
@@ -33,11 +33,9 @@ from kvport.snapshot.node import Node
 
 log = structlog.get_logger(__name__)
 
-Http: TypeAlias = HttpRequest[Any, Any, Any]
-
 
 @get("/v1/models")
-async def list_models(node: Node) -> dict[str, Any]:
+async def list_models(node: Served) -> dict[str, Any]:
     """The models that requests may name; why one runs without the cache, if it does."""
     return {
         "object": "list",
@@ -62,7 +60,7 @@ async def list_models(node: Node) -> dict[str, Any]:
     status_code=200,
     operation_class=takes(ChatBody),
 )
-async def complete_chat(request: Http, node: Node) -> Response[Any]:
+async def complete_chat(request: Http, node: Served) -> Response[Any]:
     """Answer a conversation."""
     body = decode(ChatBody, await request.body())
     if body.top_logprobs is not None and not body.logprobs:
@@ -84,7 +82,7 @@ async def complete_chat(request: Http, node: Node) -> Response[Any]:
     status_code=200,
     operation_class=takes(CompletionBody),
 )
-async def complete_text(request: Http, node: Node) -> Response[Any]:
+async def complete_text(request: Http, node: Served) -> Response[Any]:
     """Continue a text or token ids."""
     body = decode(CompletionBody, await request.body())
     form = TextForm(

@@ -10,12 +10,12 @@ from litestar import get
 from litestar import route as catch_all
 
 from kvport.api.errors import NotFoundError
+from kvport.api.handling import Served
 from kvport.api.run_file import fingerprint
-from kvport.snapshot.node import Node
 
 
 @get("/healthz")
-async def health(node: Node) -> dict[str, str]:
+async def health(node: Served) -> dict[str, str]:
     """Open to all: that the server is up, and whose it is."""
     return {
         "status": "ok",
@@ -25,7 +25,7 @@ async def health(node: Node) -> dict[str, str]:
 
 
 @get("/api/cache/stats")
-async def cache_stats(node: Node) -> dict[str, Any]:
+async def cache_stats(node: Served) -> dict[str, Any]:
     """Numbers of the cache in bytes, of the models' requests in tokens."""
 
     def collect() -> dict[str, Any]:

@@ -33,12 +33,13 @@ class Server:
             KeyFileError: the API key cannot be read.
         """
         self._node = node
+        app = create_app(node)
         self._listener = _bind(host, port)
         self.port: Final[int] = self._listener.getsockname()[1]
         literal = f"[{host}]" if ":" in host else host
         self.url: Final = f"http://{literal}:{self.port}"
         config = uvicorn.Config(
-            create_app(node),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -83,9 +83,7 @@ def _check_points(manifest: Manifest) -> None:
         if not (segment := ends.get(point.position)):
             raise ArithmeticMismatchError("a point is not the end of a segment")
         if point.provenance != segment.provenance:
-            raise ArithmeticMismatchError(
-                "a point and its segment disagree on provenance"
-            )
+            raise ArithmeticMismatchError("a point disagrees with its segment")
         if _classes_of(point) != classes:
             raise ArithmeticMismatchError("a point's blobs are not the layout's")
         at = point.position

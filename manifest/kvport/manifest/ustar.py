@@ -175,7 +175,7 @@ class Reader:
                         raise ContainerError("padding or trailer is not zero")
                 case _State.END:
                     raise ContainerError("bytes follow the end of the container")
-            while self._left == 0 and self._state is not _State.END:
+            while self._left == 0 and not self._ended:
                 yield from self._leave()
 
     def finish(self) -> None:
@@ -184,8 +184,12 @@ class Reader:
         Raises:
             ContainerError: the container is not complete.
         """
-        if self._state is not _State.END:
+        if not self._ended:
             raise ContainerError("the container ends too early")
+
+    @property
+    def _ended(self) -> bool:
+        return self._state is _State.END
 
     def _leave(self) -> Iterator[Event]:
         """Go on from a state that is complete."""

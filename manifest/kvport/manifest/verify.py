@@ -154,7 +154,7 @@ class VerifiedManifest:
     ) -> None:
         if seal is not _SEAL:
             raise TypeError("a verified manifest comes from verify()")
-        self.__attrs_init__(  # type: ignore[attr-defined]
+        self.__attrs_init__(
             manifest=manifest,
             artifact_id=artifact_id(payload),
             payload=payload,

@@ -6,12 +6,13 @@ API and the command line do goes through here; nothing here knows of HTTP.
 
 import contextlib
 import fcntl
+import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import structlog
@@ -20,6 +21,7 @@ from kvport.manifest.errors import KvportError
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.durable import write_atomic
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model, locate
 from kvport.snapshot.engine.requests import Policy, Request, Sink
@@ -57,7 +59,7 @@ class NodeSettings:
     cap_bytes: int | None = None
     block_size: int = BLOCK_SIZE
     policy: Policy = Policy.NEAREST
-    tuning: Tuning = Tuning()
+    tuning: Tuning = attrs.field(factory=Tuning)
     cache_enabled: bool = True
 
 
@@ -91,21 +93,27 @@ class Node:
     """A running node; `open` makes one, `close` ends it."""
 
     def __init__(
-        self, settings: NodeSettings, keyring: Keyring, lock: int, parts: "_Parts"
+        self,
+        *,
+        settings: NodeSettings,
+        keyring: Keyring,
+        cache: Cache,
+        ledger: Ledger,
+        engine: Engine,
+        ending: contextlib.ExitStack,
     ) -> None:
         self.settings = settings
         self.keyring = keyring
-        self.cache = parts.cache
-        self.ledger = parts.ledger
-        self.engine = parts.engine
-        self._lock = lock
+        self.cache = cache
+        self.ledger = ledger
+        self.engine = engine
+        self._ending = ending
         self._files = FileDigests(settings.home / "model-digests.json")
         self._signer = keyring.signing_key()
         self.key_id = self._signer.public.key_id
-        self._stores: dict[str, tuple[Path, Store | None]] = {}
 
     @classmethod
-    def open(cls, settings: NodeSettings) -> "Node":
+    def open(cls, settings: NodeSettings) -> Self:
         """Take the home, open its cache, start the engine.
 
         Raises:
@@ -115,28 +123,41 @@ class Node:
         """
         keyring = Keyring(settings.home)
         keyring.create()
-        lock = _lock(settings.home)
         with contextlib.ExitStack() as undo:
-            undo.callback(os.close, lock)
+            undo.callback(os.close, _lock(settings.home))
             ledger = Ledger(settings.home / "state.sqlite")
             undo.callback(ledger.close)
+            roots = _KnownRoots(settings.home / "cache-roots.json")
+            root = (settings.cache_root or settings.home / "cache").absolute()
             cache = Cache.open(
-                settings.cache_root or settings.home / "cache",
+                root,
                 cap_bytes=settings.cap_bytes,
                 on_removed=ledger.record_removed,
+                expected_root=roots.get(root),
             )
             undo.callback(cache.close)
+            roots.remember(root, cache.root_id)
             ledger.reconcile(cache)
             engine = Engine(settings.tuning)
-            undo.pop_all()
-        return cls(settings, keyring, lock, _Parts(cache, ledger, engine))
+            undo.callback(engine.close)
+            return cls(
+                settings=settings,
+                keyring=keyring,
+                cache=cache,
+                ledger=ledger,
+                engine=engine,
+                ending=undo.pop_all(),
+            )
 
     def close(self) -> None:
         """End running requests, keep what they captured, close everything."""
-        self.engine.close()
-        self.cache.close()
-        self.ledger.close()
-        os.close(self._lock)
+        self._ending.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def load_model(self, source: str, name: str | None = None) -> Model:
         """Load a model from a directory or by its Hugging Face id.
@@ -259,11 +280,30 @@ class Node:
         return store.namespace
 
 
-@attrs.frozen
-class _Parts:
-    cache: Cache
-    ledger: Ledger
-    engine: Engine
+class _KnownRoots:
+    """Ids of the cache roots that this home has used, by path.
+
+    A root that is known and not there is a volume that is not mounted: it must not be
+    made again as an empty directory in its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._ids: dict[str, str] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            self._ids = {}
+        except ValueError:
+            log.warning("known_cache_roots_lost")
+            self._ids = {}
+
+    def get(self, root: Path) -> str | None:
+        return self._ids.get(str(root))
+
+    def remember(self, root: Path, root_id: str) -> None:
+        if self._ids.get(str(root)) != root_id:
+            self._ids[str(root)] = root_id
+            write_atomic(self._path, json.dumps(self._ids).encode(), 0o600)
 
 
 def _lock(home: Path) -> int:

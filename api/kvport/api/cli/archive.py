@@ -20,9 +20,9 @@ from kvport.api.cli.output import (
     say,
 )
 from kvport.manifest.digests import format_digest
-from kvport.manifest.identity import KeyId
+from kvport.manifest.identity import KeyId, Numerics
 from kvport.manifest.model import Manifest
-from kvport.manifest.parts import Point, Segment
+from kvport.manifest.parts import Point, Segment, Tables
 from kvport.manifest.timestamps import format_time
 from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring
@@ -143,9 +143,10 @@ def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for point in manifest.points:
         yield "point", f"{point.position} ({', '.join(point.kinds)})"
     yield "computed", f"{_counted(_lineage(manifest))} tokens"
-    for numerics in manifest.to_json()["numerics"]:
+    tables = Tables.of((*manifest.segments, *manifest.points))
+    for numerics in tables.numerics:
         yield "on", _numerics(numerics)
-    for origin in manifest.to_json()["origins"]:
+    for origin in tables.origins:
         yield "origin", _key(origin)
     yield "scope", manifest.scope
     for key_id in manifest.audience:
@@ -179,11 +180,10 @@ def _layers(manifest: Manifest) -> dict[str, int]:
     return dict(Counter(cache.layer_class.value for cache in caches))
 
 
-def _numerics(row: dict[str, Any]) -> str:
-    device = " ".join(
-        part for part in (row["device"], row["gpu_family"], row["blas"]) if part
-    )
-    return f"mlx {row['mlx']} on {device}, chunk {row['chunk']}"
+def _numerics(numerics: Numerics) -> str:
+    parts = (numerics.device, numerics.gpu_family, numerics.blas)
+    device = " ".join(part for part in parts if part)
+    return f"mlx {numerics.mlx} on {device}, chunk {numerics.chunk}"
 
 
 def _counted(counts: dict[str, int]) -> str:

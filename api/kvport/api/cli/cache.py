@@ -16,8 +16,8 @@ from kvport.api.cli.output import (
     print_json,
     print_table,
 )
-from kvport.api.cli.prompts import Prompt, prompt_options
-from kvport.api.client import Client
+from kvport.api.cli.prompts import prompt_options
+from kvport.api.client import Client, PromptArguments
 
 
 @click.command()
@@ -27,7 +27,7 @@ from kvport.api.client import Client
 @json_option
 def probe(
     *,
-    prompt: Prompt,
+    prompt: PromptArguments,
     model: str | None,
     home: Path,
     url: str | None,
@@ -61,13 +61,10 @@ def stats(*, home: Path, url: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    cache = found["cache"]
-    print_facts(
-        [
-            *((f"account {name}", _number(value)) for name, value in _flat(cache["account"])),
-            ("leases", str(cache["leases"])),
-        ]
-    )
+    print_facts(_cache_facts(found["cache"]))
+    for name, counts in found["models"].items():
+        click.echo(f"\nmodel {name}")
+        print_facts((f"  {what}", str(count)) for what, count in counts.items())
 
 
 @click.command()
@@ -97,9 +94,23 @@ def artifacts(*, home: Path, url: str | None, as_json: bool) -> None:
     )
 
 
-def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from data.items()
-
-
-def _number(value: Any) -> str:
-    return str(value)
+def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    account = cache["account"]
+    used = sum(account[name] for name in ("blobs", "index", "overhead", "held"))
+    yield "used", f"{format_bytes(used)} of {format_bytes(account['cap'])}"
+    for name in ("blobs", "index", "overhead", "held"):
+        yield f"  {name}", format_bytes(account[name])
+    for namespace in cache["namespaces"]:
+        sizes = ", ".join(
+            f"{blob_class} {format_bytes(size)}"
+            for blob_class, size in namespace["nbytes"].items()
+        )
+        tokens, nodes = namespace["tokens"], namespace["nodes"]
+        yield "namespace", f"{namespace['id']} (scope {namespace['scope']})"
+        yield "  stored", f"{tokens} tokens in {nodes} segments; {sizes or 'nothing'}"
+    yield "leases", str(cache["leases"])
+    for reason, count in cache["removed"].items():
+        yield "removed", f"{count} segments: {reason}"
+    for reason, count in cache["skipped"].items():
+        yield "not stored", f"{count} segments: {reason}"
+    yield "damaged", f"{cache['damaged']} blobs"

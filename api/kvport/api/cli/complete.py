@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import attrs
 import rich_click as click
 
 from kvport.api.cli.connect import chosen
-from kvport.api.cli.options import model_option, server_options
+from kvport.api.cli.options import POLICY, model_option, server_options
 from kvport.api.cli.output import json_option, print_json, say
-from kvport.api.cli.prompts import Prompt, prompt_options
-from kvport.api.client import Client, CompletionArguments
+from kvport.api.cli.prompts import prompt_options
+from kvport.api.client import Client, CompletionArguments, PromptArguments
 from kvport.api.results import Delta, Logprob
 
 
@@ -32,7 +33,7 @@ from kvport.api.results import Delta, Logprob
 )
 @click.option(
     "--policy",
-    type=click.Choice(["nearest", "exact"]),
+    type=POLICY,
     help="Which stored state may be restored; the server's choice unless given.",
 )
 @click.option(
@@ -46,7 +47,7 @@ from kvport.api.results import Delta, Logprob
 @json_option
 def complete(
     *,
-    prompt: Prompt,
+    prompt: PromptArguments,
     max_tokens: int,
     temperature: float,
     policy: str | None,
@@ -61,11 +62,10 @@ def complete(
     Prints the reply as it comes, and then on standard error how much of the prompt was
     restored. PROMPT is a text; for a chat use --messages-file.
     """
-    arguments: CompletionArguments = {
-        **prompt,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-    }
+    # A prompt's fields are a completion's, which mypy does not see.
+    arguments = cast("CompletionArguments", {**prompt})
+    arguments["max_tokens"] = max_tokens
+    arguments["temperature"] = temperature
     if policy is not None:
         arguments["policy"] = policy
     if logprobs is not None:
@@ -98,5 +98,6 @@ def _print_logprobs(delta: Delta) -> None:
     """One line per token: id, its log-probability, and the likeliest ones."""
     tops: tuple[tuple[Logprob, ...], ...] = delta.top_logprobs
     for token, logprob, top in zip(delta.tokens, delta.logprobs, tops, strict=True):
-        likeliest = "  ".join(f"{one.token!r} {one.logprob:.4f}" for one in top)
+        ordered = sorted(top, key=lambda one: one.logprob, reverse=True)
+        likeliest = "  ".join(f"{one.token!r} {one.logprob:.4f}" for one in ordered)
         click.echo(f"{token:>7} {logprob:10.4f}  {likeliest}".rstrip())

@@ -22,6 +22,14 @@ class LocalFileError(KvportError):
         return cls(f"{name}{reason}")
 
 
+class NoHomeError(KvportError):
+    """The home does not exist, so there are no keys."""
+
+    code = "no_home"
+    cause = "There is no home, and so no key, at this place yet."
+    advice = "Make it with `kvport keys init`, or name the right one with --home."
+
+
 class NotListedError(KvportError):
     """A key that is to be removed is not in the trust list."""
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from kvport.api.cli.errors import NoHomeError
 from kvport.api.cli.options import home_option
 from kvport.api.cli.output import fingerprint, json_option, print_facts, print_json
 from kvport.snapshot.keyring import Keyring
@@ -34,6 +35,8 @@ def init(home: Path, *, as_json: bool) -> None:
 
 
 def _print(home: Path, *, as_json: bool) -> None:
+    if not home.exists():
+        raise NoHomeError("this home does not exist")
     public = Keyring(home).signing_key().public
     if as_json:
         print_json({"key_id": public.key_id, "public_key": public.raw.hex()})

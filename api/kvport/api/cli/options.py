@@ -4,9 +4,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import platformdirs
 import rich_click as click
+
+from kvport.snapshot.engine.requests import Policy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -17,6 +20,9 @@ _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 FILE: Final = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 """A file, or `-`."""
+
+POLICY: Final = click.Choice([policy.value for policy in Policy])
+"""A policy by its name."""
 
 
 class Size(click.ParamType[int]):
@@ -44,12 +50,27 @@ class Size(click.ParamType[int]):
         return size
 
 
+def _address(_: click.Context, __: click.Parameter, url: str | None) -> str | None:
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        # Reading the port is what checks it.
+        fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise click.BadParameter("not an address such as http://127.0.0.1:8470")
+    return url
+
+
 def home_option(command: _Command) -> _Command:
     """Add `--home`, as the parameter `home`."""
     return click.option(
         "--home",
         type=click.Path(file_okay=False, path_type=Path),
         envvar="KVPORT_HOME",
+        show_envvar=True,
         default=lambda: platformdirs.user_data_path("kvport", appauthor=False),
         show_default="kvport in your data directory",
         help="Directory of keys, trust list and records.",
@@ -61,6 +82,7 @@ def server_options(command: _Command) -> _Command:
     return click.option(
         "--url",
         metavar="URL",
+        callback=_address,
         help="Address of the server, if it is not the one running on the home.",
     )(home_option(command))
 

@@ -11,15 +11,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
 import rich_click as click
 
 from kvport.api.cli.options import FILE
-
-Prompt = dict[str, Any]
-"""The fields of a request that say what to run: exactly one of `prompt`, `messages`
-(with its companions) and `tokens`."""
+from kvport.api.client import PromptArguments
 
 _CHAT: Final = frozenset({"messages", "tools", "chat_template_kwargs"})
 _HINTS: Final = {
@@ -63,7 +60,7 @@ def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_prompt
 
 
-def _prompt(text: str | None, files: dict[str, Path | None]) -> Prompt:
+def _prompt(text: str | None, files: dict[str, Path | None]) -> PromptArguments:
     given = {name: path for name, path in files.items() if path is not None}
     if len(given) + (text is not None) != 1:
         raise click.UsageError(
@@ -94,7 +91,7 @@ def _read(path: Path, hint: str) -> str:
         raise click.BadParameter("not text in UTF-8", param_hint=hint) from error
 
 
-def _chat(value: object) -> Prompt:
+def _chat(value: object) -> PromptArguments:
     chat = {"messages": value} if isinstance(value, list) else value
     if not isinstance(chat, dict) or not {"messages"} <= chat.keys() <= _CHAT:
         raise click.BadParameter(
@@ -102,10 +99,10 @@ def _chat(value: object) -> Prompt:
             " `tools` and `chat_template_kwargs`",
             param_hint="--messages-file",
         )
-    return chat
+    return cast("PromptArguments", chat)
 
 
-def _tokens(value: object) -> Prompt:
+def _tokens(value: object) -> PromptArguments:
     if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise click.BadParameter("not a list of token ids", param_hint="--tokens-file")
     return {"tokens": value}

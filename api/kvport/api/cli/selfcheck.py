@@ -7,6 +7,7 @@ import attrs
 import rich_click as click
 from click.exceptions import Exit
 
+from kvport.api.cli.options import POLICY
 from kvport.api.cli.output import json_option, print_facts, print_json
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.engine import selfcheck as engine
@@ -30,7 +31,7 @@ from kvport.snapshot.engine.runner import Tuning
 )
 @click.option(
     "--policy",
-    type=click.Choice([policy.value for policy in Policy]),
+    type=POLICY,
     default=Policy.NEAREST.value,
     show_default=True,
     help="Which stored state may be restored.",

@@ -8,7 +8,7 @@ from typing import Final
 import rich_click as click
 import structlog
 
-from kvport.api.cli.options import Size, home_option
+from kvport.api.cli.options import POLICY, Size, home_option
 from kvport.api.cli.output import json_option, print_json
 from kvport.api.server import serve as serve_node
 from kvport.manifest.limits import BLOCK_TOKENS
@@ -61,7 +61,7 @@ _AUTO: Final = "auto"
 )
 @click.option(
     "--policy",
-    type=click.Choice([policy.value for policy in Policy]),
+    type=POLICY,
     default=Policy.NEAREST.value,
     show_default=True,
     help="For requests that name none: `nearest` restores as much as is stored,"

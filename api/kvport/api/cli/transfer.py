@@ -27,8 +27,8 @@ from kvport.api.cli.output import (
     say,
     stderr,
 )
-from kvport.api.cli.prompts import Prompt, prompt_options
-from kvport.api.client import Client
+from kvport.api.cli.prompts import prompt_options
+from kvport.api.client import Client, PromptArguments
 from kvport.api.files import Progress
 
 _STANDARD: Final = Path("-")
@@ -48,7 +48,7 @@ _STANDARD: Final = Path("-")
 @json_option
 def export(
     *,
-    prompt: Prompt,
+    prompt: PromptArguments,
     output: Path,
     model: str | None,
     home: Path,
@@ -68,6 +68,8 @@ def export(
         name = chosen(client, model)
         to = sys.stdout.buffer if to_stdout else output
         info = client.export(name, to, progress=progress, **prompt)
+        # Here, where a failure is still told.
+        sys.stdout.flush()
     if as_json:
         print_json(attrs.asdict(info) | {"model": name, "file": str(output)})
         return

@@ -1,13 +1,14 @@
 """Server processes of our own: started, awaited, and ended in any case."""
 
 import contextlib
+import json
 import os
 import selectors
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from kvport.api.errors import UnreachableError
 
@@ -15,65 +16,75 @@ _START_SECONDS: Final = 120
 _STOP_SECONDS: Final = 15
 
 
-@contextlib.contextmanager
-def running_server(
-    home: Path, models: Sequence[Path], *options: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A server on a free port of loopback, ready for requests.
+class ServerProcess:
+    """A server that was started, and may not be ready yet."""
 
-    It is found through its home, as the command line finds it. Its log is
-    `<home>/server.log`.
+    def __init__(self, process: subprocess.Popen[bytes], out: IO[bytes]) -> None:
+        self._process = process
+        self._out = out
+
+    def await_ready(self) -> str:
+        """Wait until it answers; its address.
+
+        Raises:
+            UnreachableError: it did not start, and why.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._out, selectors.EVENT_READ)
+            ready = selector.select(_START_SECONDS)
+        # It writes one line in one piece: where it serves, or why it does not.
+        line = self._out.readline() if ready else b""
+        facts: dict[str, Any] = json.loads(line or b"{}")
+        if "url" not in facts:
+            reason = facts.get("detail", "its log may say why")
+            raise UnreachableError(f"a server did not start: {reason}")
+        return str(facts["url"])
+
+    def end(self) -> None:
+        """End it, by force if it takes long."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._out.close()
+
+
+@contextlib.contextmanager
+def starting_server(
+    home: Path, models: Sequence[str], *options: str
+) -> Iterator[ServerProcess]:
+    """A server on a free port of loopback, ended with the block.
+
+    The command line and the client find it through its home, in which `server.log` is
+    its log.
 
     Args:
         home: its home, which need not exist.
-        models: directories of models.
+        models: as `kvport serve --model` takes them.
         options: further options of `kvport serve`.
-
-    Raises:
-        UnreachableError: it did not start; the message ends with its last words.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "kvport.api", "serve", "--json"),
         *("--home", str(home), "--port", "0"),
-        *(part for model in models for part in ("--model", str(model))),
+        *(part for model in models for part in ("--model", model)),
         *options,
     ]
     # Compiled kernels take the CPU's compiler seconds per model, and save less here.
     environment = {"MLX_DISABLE_COMPILE": "1", **os.environ}
-    with (home / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
-    try:
-        _await_ready(process, home / "server.log")
-        yield process
-    finally:
-        _end(process)
-
-
-def _await_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it says in one line where it serves; it says nothing else."""
-    if process.stdout is None:
-        raise TypeError("the process was started without a pipe")
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        started = selector.select(_START_SECONDS) and process.stdout.readline()
-    if not started:
-        words = log.read_text("utf-8", "replace").strip()[-500:]
-        raise UnreachableError(f"a server did not start: {words or 'no word of why'}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    with contextlib.ExitStack() as cleanup:
+        with (home / "server.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        if process.stdout is None:
+            raise TypeError("the process has no pipe, though it was asked for")
+        server = ServerProcess(process, process.stdout)
+        cleanup.callback(server.end)
+        yield server

@@ -2,6 +2,9 @@
 
 In: bytes. Out: allocated sizes, bytes. Nothing here knows of rows: who calls decides
 what is to be written, and makes it durable before it becomes visible.
+
+Files are flushed as far as the drive, one by one; the flush of their directories then
+empties the drive's own cache, once for all of them (see `kvport.snapshot.durable`).
 """
 
 import contextlib
@@ -20,7 +23,7 @@ import attrs
 
 from kvport.manifest.digests import BlobDigest
 from kvport.snapshot.cache.records import Bytes, nbytes
-from kvport.snapshot.durable import fsync_directory, fsync_file
+from kvport.snapshot.durable import fsync_directory
 from kvport.snapshot.errors import DiskFullError, StorageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -76,7 +79,7 @@ class Files:
         fd = os.open(temporary, flags, 0o600)
         try:
             _write_all(fd, buffers)
-            fsync_file(fd)
+            os.fsync(fd)
             alloc = os.fstat(fd).st_blocks * _SECTOR
         except BaseException:
             with contextlib.suppress(OSError):
@@ -145,7 +148,7 @@ def flush(path: Path) -> None:
     """Flush a file that someone else has written."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fsync_file(fd)
+        os.fsync(fd)
     finally:
         os.close(fd)
 

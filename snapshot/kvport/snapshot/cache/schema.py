@@ -19,6 +19,12 @@ from kvport.snapshot.errors import DiskFullError, StorageError
 FORMAT: Final = 1
 """Of root.json, the directory tree and these tables together."""
 
+_LOST: Final = frozenset(
+    # The last is "no such table": a database, but not ours.
+    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+)
+"""Primary result codes that speak of the file's content."""
+
 _PRAGMAS: Final = (
     # First: whatever reads the file before it makes the shared-memory file.
     "PRAGMA locking_mode=EXCLUSIVE",
@@ -95,30 +101,38 @@ def connect(path: Path, root_id: str) -> sqlite3.Connection:
 
     Raises:
         IndexLostError: it is not.
+        StorageError: the volume refused, or someone else has it open.
     """
     if not path.is_file():
         raise IndexLostError("missing")
-    try:
+    with _corruption():
         connection = _connect(path)
-    except sqlite3.DatabaseError as error:
-        raise IndexLostError("corrupt") from error
     try:
-        _check(connection, root_id)
+        with _corruption():
+            _check(connection, root_id)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _check(connection: sqlite3.Connection, root_id: str) -> None:
+@contextlib.contextmanager
+def _corruption() -> Iterator[None]:
+    """Tell a lost index, which is emptied, from a volume that fails, which is not."""
     try:
-        sound = connection.execute("PRAGMA quick_check(1)").fetchone()
-        roots = connection.execute("SELECT * FROM root").fetchall()
-    except sqlite3.DatabaseError as error:
-        raise IndexLostError("corrupt") from error
-    if sound != ("ok",):
+        with storage_errors():
+            yield
+    except StorageError as error:
+        code = getattr(error.__cause__, "sqlite_errorcode", None)
+        if code is not None and code & 0xFF in _LOST:
+            raise IndexLostError("corrupt") from error
+        raise
+
+
+def _check(connection: sqlite3.Connection, root_id: str) -> None:
+    if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
         raise IndexLostError("corrupt")
-    if roots != [(root_id, FORMAT)]:
+    if connection.execute("SELECT * FROM root").fetchall() != [(root_id, FORMAT)]:
         raise IndexLostError("of another root")
 
 
@@ -140,7 +154,9 @@ def storage_errors() -> Iterator[None]:
 
 def _connect(path: Path) -> sqlite3.Connection:
     # Guarded by the index's lock, so that any thread may use it.
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    connection = sqlite3.connect(
+        path, timeout=1, check_same_thread=False, isolation_level=None
+    )
     try:
         for pragma in _PRAGMAS:
             connection.execute(pragma).fetchall()

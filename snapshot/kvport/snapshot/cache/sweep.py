@@ -106,9 +106,11 @@ def _sweep_namespace(
                 resized.append((found.st_blocks * 512, row.n))
                 account.change(blobs=found.st_blocks * 512 - row.alloc)
             del rows[entry.name]
-    for alloc, n in resized:
+    step = index.rows_per_removal
+    for start in range(0, len(resized), step):
         with index.transaction():
-            index.all("UPDATE file SET alloc = ? WHERE n = ?", (alloc, n))
+            for values in resized[start : start + step]:
+                index.all("UPDATE file SET alloc = ? WHERE n = ?", values)
     for lost, reason in (
         (rows.values(), RemovalReason.MISSING),
         (damaged, RemovalReason.DAMAGED),

@@ -98,13 +98,13 @@ def _walk(
         parent, start = stack.pop()
         if start >= asked:
             continue
-        rest = tokens[start * TOKEN_SIZE :]
+        offset = start * TOKEN_SIZE
         for n, node, stored, used, has_state, cold, local, is_exact in index.all(
             _CHILDREN,
             {
                 "ns": ns,
                 "parent": parent,
-                "first": first_token(rest),
+                "first": first_token(tokens[offset : offset + TOKEN_SIZE]),
                 "local": origins_text([selection.local]),
                 "numerics": numerics,
             },
@@ -118,7 +118,8 @@ def _walk(
                 id=node,
                 start=start,
                 end=start + len(stored) // TOKEN_SIZE,
-                common=start + _common_tokens(stored, rest),
+                common=start
+                + _common_tokens(stored, tokens[offset : offset + len(stored)]),
                 used=index.recency(n, used),
                 has_state=bool(has_state),
                 cold=bool(cold),
@@ -132,7 +133,7 @@ def _walk(
 
 def _common_tokens(stored: bytes, asked: bytes) -> int:
     """Whole tokens at the start that are the same."""
-    if asked.startswith(stored):
+    if asked == stored:
         return len(stored) // TOKEN_SIZE
     low, high = 0, min(len(stored), len(asked)) // TOKEN_SIZE
     while low < high:

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from kvport.manifest.digests import ArtifactId, Key, format_digest
+from kvport.manifest.digests import ArtifactId, format_digest
 from kvport.manifest.envelope import seal
 from kvport.manifest.keys import PublicKey
 from kvport.manifest.limits import MIB
 from kvport.manifest.model import FORMAT_VERSION, Manifest
-from kvport.manifest.tokens import TOKEN_SIZE, KeyChain
+from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.manifest.ustar import TOKENS_NAME, TRAILER, header, padding
 from kvport.manifest.verify import BlobEntry, VerifiedManifest, verify
@@ -30,18 +30,14 @@ from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
     DamagedError,
-    EvictedError,
     GoneError,
-    NeverComputedError,
-    NothingRestorableError,
-    NotRestorableError,
 )
+from kvport.snapshot.transfer.absence import why_nothing
 from kvport.snapshot.transfer.issue import Issue, preferred, write_manifest
 from kvport.snapshot.transfer.ledger import (
     ArtifactRecord,
     Direction,
     Ledger,
-    namespace_of,
     read_manifest,
 )
 from kvport.snapshot.transfer.tail import lease_whole_path
@@ -184,7 +180,7 @@ def open_export(
     limit = len(tokens) // TOKEN_SIZE
     match = cache.match(namespace, tokens, Selection(limit=limit, local=issue.issuer))
     if match is None:
-        raise _why_nothing(cache, ledger, namespace, tokens)
+        raise why_nothing(cache, ledger, namespace, tokens)
     lease = lease_whole_path(
         cache,
         namespace,
@@ -235,7 +231,7 @@ def reopen_export(
         raise ArtifactGoneError("the artifact was signed with a key that was replaced")
     envelope = ledger.envelope(record)
     manifest = read_manifest(envelope)
-    namespace = namespace_of(manifest, scope)
+    namespace = ledger.namespace(record)
     try:
         lease = cache.lease(namespace, record.tip, _OWNER)
     except GoneError as error:
@@ -258,30 +254,6 @@ def _verify_own(
         local=None,
         own_key=next(iter(manifest.audience), None),
     )
-
-
-def _why_nothing(
-    cache: Cache, ledger: Ledger, namespace: Namespace, tokens: bytes
-) -> NothingRestorableError:
-    stored = cache.longest(namespace, tokens)
-    if ledger.was_removed(namespace.id, _likely_keys(namespace, tokens, stored)):
-        return EvictedError("this prefix was stored here, and was removed")
-    if stored:
-        return NotRestorableError(f"{stored} tokens are stored, without restore point")
-    return NeverComputedError("no prefix of these tokens was ever stored here")
-
-
-def _likely_keys(namespace: Namespace, tokens: bytes, stored: int) -> list[Key]:
-    """Keys at which segments may have ended, beyond what is stored.
-
-    Segments end at block ends and at points. Of the latter only those in the last two
-    blocks are tried: the end of a prompt lies there.
-    """
-    length, block = len(tokens) // TOKEN_SIZE, namespace.block_size
-    last = max(length // block - 1, 0) * block
-    ends = (p for p in range(1, length + 1) if p % block == 0 or p > last)
-    chain = KeyChain(namespace.identity.digest, block)
-    return [chain.key(tokens, end) for end in ends if end > stored]
 
 
 def _read(file: FileIO, size: int) -> bytes:

@@ -168,6 +168,7 @@ class Import:
         verified, staging = accepted.verified, accepted.staging
         issuer = verified.manifest.issuer.key_id
         nodes = _records(staging.nodes, staging.tokens, issuer)
+        staging.flush()
         with self._ledger.admission(self._record(accepted), verified.envelope):
             admitted = self._cache.admit(
                 accepted.model.namespace, nodes, staging.files, room

@@ -12,8 +12,6 @@ computed. They are bounded, and kept per namespace: no scope learns of another's
 """
 
 import contextlib
-import os
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -35,38 +33,10 @@ from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace, Removed
 from kvport.snapshot.cache.schema import storage_errors
 from kvport.snapshot.errors import GoneError, StorageError
+from kvport.snapshot.transfer.ledger_tables import connect
 
-FORMAT: Final = 1
-"""Of the tables, as SQLite's `user_version`."""
 REMOVED_ROWS: Final = 100_000
 
-_PRAGMAS: Final = (
-    # Before WAL, so that SQLite makes no shared-memory file.
-    "PRAGMA locking_mode=EXCLUSIVE",
-    "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",
-    "PRAGMA fullfsync=1",
-    "PRAGMA checkpoint_fullfsync=1",
-    "PRAGMA temp_store=MEMORY",
-    "PRAGMA trusted_schema=0",
-)
-_TABLES: Final = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE artifact (
-    id TEXT NOT NULL, direction TEXT NOT NULL, namespace TEXT NOT NULL,
-    scope TEXT NOT NULL, model TEXT NOT NULL, issuer TEXT NOT NULL,
-    created TEXT NOT NULL, expires TEXT NOT NULL, tokens INTEGER NOT NULL,
-    size INTEGER NOT NULL, tip BLOB NOT NULL, envelope BLOB NOT NULL,
-    recorded TEXT NOT NULL, status TEXT NOT NULL,
-    PRIMARY KEY (id, direction, scope)
-);
-CREATE TABLE removed (
-    n INTEGER PRIMARY KEY, namespace TEXT NOT NULL, key BLOB NOT NULL,
-    reason TEXT NOT NULL, at TEXT NOT NULL, UNIQUE (namespace, key)
-);
-PRAGMA user_version={FORMAT};
-COMMIT;
-"""
 _COLUMNS: Final = (
     "id", "direction", "namespace", "scope", "model", "issuer",
     "created", "expires", "tokens", "size", "tip", "recorded",
@@ -141,13 +111,8 @@ class Ledger:
         """
         self._lock = threading.RLock()
         self._admissions = threading.Lock()
-        try:
-            # Made here and not by SQLite, so that it is never open to others.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise StorageError("the ledger cannot be opened") from error
-        with storage_errors():
-            self._connection = _connect(path)
+        self._connection = connect(path)
+        self._namespaces: dict[str, Namespace] = {}
 
     def close(self) -> None:
         """Close the database."""
@@ -226,6 +191,19 @@ class Ledger:
             raise StorageError("the artifact's record went")
         return bytes(found[0][0])
 
+    def namespace(self, record: ArtifactRecord) -> Namespace:
+        """The namespace that an artifact's state is in.
+
+        Raises:
+            StorageError: the ledger could not be read, or the record went.
+        """
+        # A manifest takes time to read, and artifacts of one namespace are many.
+        if (found := self._namespaces.get(record.namespace)) is None:
+            manifest = read_manifest(self.envelope(record))
+            found = Namespace.of(manifest.identity, record.scope, manifest.block_size)
+            self._namespaces[record.namespace] = found
+        return found
+
     def reconcile(self, cache: Cache) -> None:
         """Settle intents that a crash left: admitted if the cache has their tip.
 
@@ -233,9 +211,8 @@ class Ledger:
             StorageError: the ledger or the index could not be read or written.
         """
         for record in self._select("TRUE", (), _Status.INTENT):
-            manifest = read_manifest(self.envelope(record))
             try:
-                cache.path(namespace_of(manifest, record.scope), record.tip)
+                cache.path(self.namespace(record), record.tip)
             except GoneError:
                 self._forget(record)
             else:
@@ -325,11 +302,6 @@ def read_manifest(envelope: bytes) -> Manifest:
     return Manifest.from_json(strict_loads(open_envelope(envelope).payload))
 
 
-def namespace_of(manifest: Manifest, scope: str) -> Namespace:
-    """The namespace in which an artifact's state lives."""
-    return Namespace.of(manifest.identity, scope, manifest.block_size)
-
-
 def _name(record: ArtifactRecord) -> tuple[str, ...]:
     return (record.id, record.direction, record.scope)
 
@@ -339,24 +311,3 @@ def _record(row: tuple[Any, ...]) -> ArtifactRecord:
     for name in _TIMES:
         values[name] = parse_time(values[name])
     return ArtifactRecord(**values | {"direction": Direction(values["direction"])})
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Guarded by the ledger's lock, so that any thread may use it.
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    try:
-        for pragma in _PRAGMAS:
-            connection.execute(pragma).fetchall()
-        _make_tables(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _make_tables(connection: sqlite3.Connection) -> None:
-    ((found,),) = connection.execute("PRAGMA user_version").fetchall()
-    if found == 0:
-        connection.executescript(_TABLES)
-    elif found != FORMAT:
-        raise StorageError("the ledger is of another format")

@@ -1,7 +1,7 @@
 """Staging: where an import's blobs wait until all of them are right.
 
 In: the path of an artifact whose envelope and tokens are verified, then its blobs.
-Out: flushed files below the cache's staging directory, for what is not stored yet.
+Out: files below the cache's staging directory, for what is not stored yet.
 
 * The part of the path that is stored already is leased first, so that the room which
   is then reserved for the rest is not made by evicting it.
@@ -17,14 +17,12 @@ from typing import BinaryIO, Final
 
 from kvport.manifest.digests import BlobDigest
 from kvport.manifest.limits import MIB
-from kvport.manifest.nodes import ROOT_NODE, NodeId
+from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.verify import BlobEntry, VerifiedNode
 from kvport.snapshot.cache.account import NODE_BYTES, Reservation
 from kvport.snapshot.cache.cache import Cache
-from kvport.snapshot.cache.files import storage_io
-from kvport.snapshot.cache.leases import Lease
+from kvport.snapshot.cache.files import flush, storage_io
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.durable import fsync_file
 from kvport.snapshot.errors import GoneError
 
 _BUFFER_BYTES: Final = MIB
@@ -37,7 +35,7 @@ class Staging:
     Attributes:
         nodes: the artifact's path, once `begin` was called.
         tokens: encoded ids of its prefix, likewise.
-        files: staged blobs by digest, each whole, right and flushed.
+        files: staged blobs by digest, each whole and right.
         reservation: holds the room of what is staged, once `begin` was called.
     """
 
@@ -63,9 +61,7 @@ class Staging:
             StorageError: the volume refused.
         """
         self.nodes, self.tokens = nodes, tokens
-        stored, lease = self._lease_stored()
-        self._undo.callback(lease.release)
-        new = nodes[stored:]
+        new = nodes[self._lease_stored() :]
         self._missing = {b.digest: b.size for node in new for b in node.blobs.values()}
         # With room for the rows: better refused now than after the last byte.
         self.reservation = self._cache.reserve(
@@ -102,7 +98,7 @@ class Staging:
                 self._writing[1].write(data)
 
     def end_blob(self) -> None:
-        """Flush the blob: this takes its time now, and not while it is admitted.
+        """The blob is right: write what is buffered of it.
 
         Raises:
             DiskFullError: the volume is full.
@@ -110,11 +106,22 @@ class Staging:
         """
         if self._writing is not None:
             digest, file = self._writing
-            with storage_io(), file:
-                file.flush()
-                fsync_file(file.fileno())
+            with storage_io():
+                file.close()
             self._writing = None
             self.files[digest] = self._directory / digest.hex()
+
+    def flush(self) -> None:
+        """Flush all files to the medium, so that admission need not wait for it.
+
+        The cache admits under a lock, and flushes again: what is flushed takes no time.
+
+        Raises:
+            StorageError: the volume refused.
+        """
+        with storage_io():
+            for path in self.files.values():
+                flush(path)
 
     def discard(self) -> None:
         """Remove what is staged, and let room and lease go; again does nothing.
@@ -130,21 +137,19 @@ class Staging:
                 file.close()
         self._undo.close()
 
-    def _lease_stored(self) -> tuple[int, Lease]:
-        """How many nodes are stored, from the root on, with a lease on the last."""
+    def _lease_stored(self) -> int:
+        """How many nodes are stored, from the root on; the last one is leased."""
+        owner = f"import {self._id}"
+        lease = self._cache.lease(self._namespace, ROOT_NODE, owner)
+        self._undo.callback(lease.release)
         # A node is stored only if its parent is: the last one is found by halving.
         low, high = 0, len(self.nodes)
-        lease = self._lease(ROOT_NODE)
         while low < high:
             middle = (low + high + 1) // 2
             try:
-                found = self._lease(self.nodes[middle - 1].id)
+                lease.move(self.nodes[middle - 1].id)
             except GoneError:
                 high = middle - 1
             else:
-                lease.release()
-                low, lease = middle, found
-        return low, lease
-
-    def _lease(self, node: NodeId) -> Lease:
-        return self._cache.lease(self._namespace, node, f"import {self._id}")
+                low = middle
+        return low

@@ -1,0 +1,171 @@
+"""Bodies are taken strictly, and what is refused is named."""
+
+import json
+
+import pytest
+
+from kvport.api.bodies import ChatBody, CompletionBody, PrefixBody, ProbeBody, decode
+from kvport.api.errors import BadRequestError
+from kvport.api.messages import conversation
+
+TALK = [{"role": "user", "content": "Hi"}]
+CHAT = {"model": "m", "messages": TALK}
+TEXT = {"model": "m", "prompt": "Hi"}
+
+
+def refusal(kind, body):
+    with pytest.raises(BadRequestError) as refused:
+        decode(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", "1"),
+        ("n", 1.0),
+        ("n", 2),
+        ("max_tokens", 0),
+        ("max_tokens", "5"),
+        ("max_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 2),
+        ("seed", -1),
+        ("seed", 1.5),
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stream", 1),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -0.5),
+        ("logit_bias", {"1": 1.0}),
+        ("ignore_eos", "yes"),
+        ("cache.policy", "newest"),
+        ("cache.artifact", "blake3:0"),
+        ("cache.newest", 1),
+        ("stream_options.usage", True),
+        ("temprature", 0.5),
+    ],
+)
+@pytest.mark.parametrize(("kind", "good"), [(ChatBody, CHAT), (CompletionBody, TEXT)])
+def test_nonsense_is_refused_by_name(kind, good, field, value):
+    name, _, inner = field.partition(".")
+    body = {**good, name: {inner: value} if inner else value}
+    assert refusal(kind, body).fields[0].startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({**CHAT, "messages": []}, "messages"),
+        ({**CHAT, "messages": "Hi"}, "messages"),
+        ({**CHAT, "tool_choice": "required"}, "tool_choice"),
+        ({**CHAT, "response_format": {"type": "json_object"}}, "response_format.type"),
+        ({**CHAT, "top_logprobs": 21}, "top_logprobs"),
+        ({**CHAT, "logprobs": 5}, "logprobs"),
+        ({**CHAT, "prompt": "Hi"}, "prompt"),
+        ({"messages": TALK}, "model"),
+        ({"model": "m"}, "messages"),
+    ],
+)
+def test_nonsense_in_a_chat_is_refused_by_name(body, field):
+    assert refusal(ChatBody, body).fields == (field,)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({**TEXT, "prompt": []}, "prompt"),
+        ({**TEXT, "prompt": [1, "2"]}, "prompt[1]"),
+        ({**TEXT, "prompt": [-1]}, "prompt[0]"),
+        ({**TEXT, "prompt": [1 << 32]}, "prompt[0]"),
+        ({**TEXT, "prompt": ["Hi", "Ho"]}, "prompt[0]"),
+        ({**TEXT, "logprobs": True}, "logprobs"),
+        ({**TEXT, "echo": True}, "echo"),
+        ({**TEXT, "best_of": 3}, "best_of"),
+        ({**TEXT, "suffix": "end"}, "suffix"),
+    ],
+)
+def test_nonsense_in_a_completion_is_refused_by_name(body, field):
+    assert refusal(CompletionBody, body).fields[0].startswith(field.partition("[")[0])
+
+
+@pytest.mark.parametrize("kind", [PrefixBody, ProbeBody])
+@pytest.mark.parametrize(
+    "prompts",
+    [{}, {"prompt": "Hi", "tokens": [1]}, {"prompt": "Hi", "messages": TALK}],
+)
+def test_a_prefix_is_given_in_exactly_one_way(kind, prompts):
+    error = refusal(kind, {"model": "m", **prompts})
+    assert error.fields == ("messages", "prompt", "tokens")
+
+
+def test_another_scope_is_refused():
+    assert refusal(PrefixBody, {**TEXT, "scope": "theirs"}).fields == ("scope",)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b"\0"]
+)
+def test_what_is_no_json_object_is_refused(body):
+    refusal(ChatBody, body)
+
+
+def test_json_nested_without_end_is_refused():
+    refusal(ChatBody, b'{"model": ' + b"[" * 100_000)
+
+
+def test_a_refusal_does_not_repeat_what_was_sent():
+    error = refusal(ChatBody, {**CHAT, "cache": {"policy": "my secret"}})
+    assert "secret" not in error.message
+
+
+def test_fields_that_clients_commonly_send_are_taken():
+    common = {
+        "user": "me", "n": 1, "frequency_penalty": 0, "presence_penalty": 0.0,
+        "logit_bias": {}, "metadata": {"a": "b"}, "store": False, "seed": None,
+        "service_tier": "auto", "stop": None, "stream_options": None,
+        "tool_choice": "auto", "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+    }  # fmt: skip
+    assert decode(ChatBody, json.dumps({**CHAT, **common}).encode()).messages == TALK
+
+
+def test_parts_of_text_become_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert conversation([{"role": "user", "content": parts}]) == [
+        {"role": "user", "content": "ab"}
+    ]
+
+
+def test_arguments_of_tool_calls_become_objects():
+    function = {"name": "look", "arguments": '{"at": 1}'}
+    call = {"id": "1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (found,) = conversation([message])
+    assert found["content"] == ""
+    assert found["tool_calls"][0]["function"]["arguments"] == {"at": 1}
+    assert function["arguments"] == '{"at": 1}', "what was given stays as it is"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "Hi"},
+        {"role": 1, "content": "Hi"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": ["Hi"]},
+        {"role": "assistant", "tool_calls": "look"},
+        {"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]},
+        {"role": "assistant", "tool_calls": [{"function": "look"}]},
+    ],
+)
+def test_messages_of_another_form_are_refused(message):
+    with pytest.raises(BadRequestError) as refused:
+        conversation([message])
+    assert refused.value.fields == ("messages",)

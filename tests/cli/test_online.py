@@ -1,0 +1,231 @@
+"""Commands that talk to a server: real ones, in processes of their own."""
+
+import itertools
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from kvport.api.run_file import running
+
+ROOM = ["--max-tokens", "4"]
+FIRST_CHARACTERS = itertools.count(0x410)
+
+
+@pytest.fixture
+def prompt() -> str:
+    """A text of which no server has seen the first character, which is a token."""
+    return chr(next(FIRST_CHARACTERS)) + "the tide comes in, and goes out again. " * 10
+
+
+@pytest.fixture
+def pair(server, other_server):
+    """The two servers, of which the second trusts the first."""
+    key = server.json("keys", "show")["public_key"]
+    other_server.json("trust", "add", key, "--name", "first server")
+    yield server, other_server
+    other_server.run("trust", "remove", server.json("keys", "show")["key_id"])
+
+
+def test_complete_prints_the_reply_and_what_was_restored(server, prompt):
+    first = server.run("complete", prompt, *ROOM)
+    assert first.exit_code == 0, first.output
+    tokens = len(prompt)
+    assert f"0 of {tokens} prompt tokens restored, 4 generated" in first.stderr
+    again = server.run("complete", prompt, *ROOM)
+    assert again.stdout == first.stdout
+    assert f"{tokens - 1} of {tokens} prompt tokens restored" in again.stderr
+
+
+def test_complete_as_json_has_the_same_reply(server, prompt):
+    plain = server.run("complete", prompt, *ROOM, "--temperature", "0")
+    answer = server.json("complete", prompt, *ROOM, "--model", "llama")
+    assert plain.stdout == answer["text"] + "\n"
+    assert answer["prompt_tokens"] == len(prompt)
+    assert answer["cached_tokens"] == len(prompt) - 1
+    assert answer["ttft_s"] > 0
+    assert answer["logprobs"] == []
+
+
+def test_complete_reports_logprobs(server, prompt):
+    answer = server.json("complete", prompt, *ROOM, "--logprobs", "3")
+    assert len(answer["logprobs"]) == len(answer["tokens"])
+    assert all(len(top) == 3 for top in answer["top_logprobs"])
+    plain = server.run("complete", prompt, *ROOM, "--logprobs", "3").stdout
+    lines = plain.splitlines()[-len(answer["tokens"]) :]
+    assert [int(line.split()[0]) for line in lines] == answer["tokens"]
+
+
+def test_complete_under_exact_restores_less(server, prompt):
+    server.run("complete", prompt, *ROOM)
+    answer = server.json("complete", prompt, *ROOM, "--policy", "exact")
+    assert answer["cached_tokens"] == 0
+
+
+def test_prompts_come_from_files_and_standard_input(server, prompt, tmp_path):
+    file = tmp_path / "prompt"
+    file.write_text(prompt)
+    named = server.json("complete", *ROOM, "--prompt-file", str(file))
+    piped = server.json("complete", *ROOM, "--prompt-file", "-", stdin=prompt.encode())
+    assert named["text"] == piped["text"]
+    assert piped["cached_tokens"] == len(prompt) - 1
+
+
+def test_messages_are_rendered_and_tokens_are_taken_as_they_are(server, prompt):
+    messages = json.dumps([{"role": "user", "content": prompt}])
+    chat = server.json(
+        "complete", *ROOM, "--messages-file", "-", stdin=messages.encode()
+    )
+    assert chat["prompt_tokens"] > len(prompt)
+    tokens = b"[5, 6, 7, 8, 9]"
+    plain = server.json("complete", *ROOM, "--tokens-file", "-", stdin=tokens)
+    assert plain["prompt_tokens"] == 5
+
+
+def test_probe_tells_what_a_request_would_restore(server, prompt):
+    assert server.json("probe", prompt) == {
+        "prompt_tokens": len(prompt), "stored_tokens": 0, "restorable_tokens": 0,
+    }  # fmt: skip
+    server.run("complete", prompt, *ROOM)
+    assert server.json("probe", prompt)["restorable_tokens"] == len(prompt) - 1
+    assert f"restorable  {len(prompt) - 1} tokens" in server.run("probe", prompt).stdout
+
+
+def test_export_writes_a_file_that_the_other_server_imports(pair, prompt, tmp_path):
+    server, other = pair
+    answer = server.json("complete", prompt, *ROOM)
+    file = tmp_path / "prefix.kvport"
+    exported = server.json("export", prompt, "-o", str(file))
+    assert exported["size_bytes"] == file.stat().st_size
+    assert exported["restorable_tokens"] >= len(prompt) - 1
+    assert exported["model"] == "llama"
+
+    assert other.json("verify", str(file))["artifact_id"] == exported["artifact_id"]
+    imported = other.json("import", str(file), "--model", "first")
+    assert imported["artifact_id"] == exported["artifact_id"]
+    assert imported["restored_tokens"] >= len(prompt) - 1
+    assert imported["admitted_segments"] > 0
+    again = other.json("import", str(file), "--model", "first")
+    assert again["admitted_segments"] == 0
+
+    there = other.json("complete", prompt, *ROOM, "--model", "first")
+    assert there["cached_tokens"] == len(prompt) - 1
+    assert there["text"] == answer["text"]
+    known = other.json("cache", "artifacts")["artifacts"]
+    assert exported["artifact_id"] in {one["artifact_id"] for one in known}
+    assert exported["artifact_id"] in other.run("cache", "artifacts").stdout
+
+
+def test_export_to_standard_output_is_imported_from_standard_input(pair, prompt):
+    server, other = pair
+    server.run("complete", prompt, *ROOM)
+    exported = server.run("export", prompt, "-o", "-")
+    assert exported.exit_code == 0, exported.stderr
+    assert "exported" in exported.stderr
+    imported = other.run(
+        "import", "-", "--model", "second", stdin=exported.stdout_bytes
+    )
+    assert imported.exit_code == 0, imported.output
+    assert "imported" in imported.stdout
+    probe = other.json("probe", prompt, "--model", "second")
+    assert probe["restorable_tokens"] == len(prompt) - 1
+
+
+def test_trust_counts_from_the_next_import_on(server, other_server, prompt, tmp_path):
+    server.run("complete", prompt, *ROOM)
+    file = tmp_path / "prefix.kvport"
+    server.json("export", prompt, "-o", str(file))
+    importing = ["import", str(file), "--model", "first"]
+    assert other_server.refusal(*importing) == "untrusted_key"
+    shown = server.json("keys", "show")
+    other_server.json("trust", "add", shown["public_key"], "--name", "server")
+    other_server.json(*importing)
+    other_server.json("trust", "remove", shown["key_id"])
+    assert other_server.refusal(*importing) == "untrusted_key"
+
+
+def test_export_of_what_was_never_computed_leaves_no_file(server, prompt, tmp_path):
+    file = tmp_path / "prefix.kvport"
+    assert server.refusal("export", prompt, "-o", str(file)) == "never_computed"
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_to_standard_output_has_no_room_for_json(server, prompt):
+    assert server.run("export", prompt, "-o", "-", "--json").exit_code == 2
+
+
+def test_import_of_a_damaged_file_is_refused(server, prompt, tmp_path):
+    server.run("complete", prompt, *ROOM)
+    file = tmp_path / "prefix.kvport"
+    server.json("export", prompt, "-o", str(file))
+    file.write_bytes(file.read_bytes()[:-1])
+    assert server.refusal("import", str(file)) == "container"
+    assert server.refusal("import", str(tmp_path / "missing")) == "local_file"
+
+
+def test_stats_add_up(server):
+    account = server.json("cache", "stats")["cache"]["account"]
+    assert account["cap"] == 256 << 20
+    shown = server.run("cache", "stats").stdout
+    assert "of 256.0 MiB" in shown
+    assert "model llama" in shown
+
+
+def test_models_lists_what_is_served(server, other_server):
+    (model,) = server.json("models", "list")["models"]
+    assert model == {"name": "llama", "cached": True, "refusal": None}
+    names = [one["name"] for one in other_server.json("models", "list")["models"]]
+    assert names == ["first", "second"]
+    assert "first" in other_server.run("models", "list").stdout
+
+
+def test_a_server_with_two_models_wants_a_name(other_server, prompt):
+    assert other_server.refusal("probe", prompt) == "model_not_named"
+
+
+def test_an_unknown_model_is_refused(server, prompt):
+    assert server.refusal("complete", prompt, "--model", "bogus") == "unknown_model"
+
+
+def test_without_a_server_the_refusal_says_so(cli, prompt):
+    assert cli.refusal("cache", "stats") == "no_server"
+    assert cli.refusal("complete", prompt) == "no_server"
+
+
+def test_the_key_is_not_shown_to_the_server_of_another_home(server, other_server):
+    url = running(other_server.home).url
+    assert server.refusal("cache", "stats", "--url", url) == "wrong_server"
+    own = running(server.home).url
+    assert server.json("cache", "stats", "--url", own)
+
+
+def test_a_closed_port_is_unreachable(server):
+    url = "http://127.0.0.1:9"
+    assert server.refusal("cache", "stats", "--url", url) == "unreachable"
+
+
+def test_a_terminal_shows_progress_and_standard_output_stays_clean(
+    server, prompt, tmp_path
+):
+    server.run("complete", prompt, *ROOM)
+    file = tmp_path / "prefix.kvport"
+    terminal, stderr = pty.openpty()
+    exporting = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "kvport.api", "export", prompt, "-o", str(file)),
+            *("--home", str(server.home), "--json"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(stderr)
+    out, _ = exporting.communicate()
+    shown = os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert b"export" in shown
+    assert json.loads(out)["size_bytes"] == file.stat().st_size
+    assert server.run("export", prompt, "-o", str(file)).stderr == ""
