@@ -48,8 +48,9 @@ class Running:
 
 @contextlib.contextmanager
 def running(home: Path, *models: Path, **settings) -> Iterator[Running]:
-    settings = {"tuning": Tuning(chunk=256, stride=256), **settings}
-    node = Node.open(NodeSettings(home=home, cap_bytes=1 << 30, **settings))
+    tuning = Tuning(chunk=256, stride=256)
+    settings = {"tuning": tuning, "cap_bytes": 1 << 30, **settings}
+    node = Node.open(NodeSettings(home=home, **settings))
     with contextlib.ExitStack() as undo:
         undo.callback(node.close)
         for model in models:

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from tests.api.conftest import running
 
 from kvport.api.problems import ProblemError
 from kvport.snapshot.engine.runner import Tuning
+from tests.api.conftest import running
 
 PROMPT = "".join(f"{n} apples, {n + 1} pears. " for n in range(12))
 TALK = [
@@ -260,7 +260,6 @@ def test_an_engine_that_stops_ends_streams_with_a_problem(tmp_path, model_dir):
 
 
 def test_too_many_waiting_requests_are_told_to_come_back(tmp_path, model_dir):
-    from kvport.snapshot.engine.runner import Tuning
 
     tuning = Tuning(chunk=256, stride=256, queue=0)
     with (

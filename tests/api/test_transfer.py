@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from tests.api import raw
-from tests.api.conftest import Running, running, trust
 
 from kvport.api.errors import IncompleteError
 from kvport.api.problems import ProblemError
+from tests.api import raw
+from tests.api.conftest import Running, running, trust
 
 ARTIFACT = "application/vnd.kvport.artifact+tar"
 _numbers = itertools.count()
@@ -93,10 +93,10 @@ def test_an_unknown_artifact_is_not_found(origin):
 
 
 def test_a_kept_export_whose_state_went_is_gone(tmp_path, model_dir):
-    with running(tmp_path / "home", model_dir("llama"), cap_bytes=3 << 20) as server:
+    with running(tmp_path / "home", model_dir("llama"), cap_bytes=5 << 20) as server:
         tokens = computed(server)
         kept = server.client.keep("llama", tokens=tokens)
-        for _ in range(6):
+        for _ in range(10):
             computed(server)
         for accept in ("application/json", ARTIFACT):
             with server.http(accept=accept) as http:
@@ -263,7 +263,8 @@ def test_a_client_that_leaves_lets_the_path_go(tmp_path, model_dir):
     with running(tmp_path / "home", big) as server, server.http() as http:
         body = {"model": "llama", "tokens": computed(server)}
         with http.stream("POST", "/api/cache/export", json=body) as answer:
-            next(answer.iter_raw(1024))
+            pieces = answer.iter_raw(1024)
+            next(pieces)
             assert server.client.stats()["cache"]["leases"] == 1
         until(lambda: server.client.stats()["cache"]["leases"] == 0)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from kvport.api.client import Client
-from kvport.api.demo.servers import running_server
 from kvport.snapshot.engine.builder import build_model
 from kvport.snapshot.keyring import Keyring
 from tests.bench.processes import MIB, peak_of
+from tests.server_process import running_server
 
 ROUNDS = 3
 TOKENS = 1025
@@ -30,7 +30,7 @@ def main() -> dict:
         build_model("llama", work / "llama", kv_bytes_per_token=MIB)
         prompt = np.random.default_rng(0).integers(1, 300, TOKENS).tolist()
         with (
-            running_server(work / "a", [work / "llama"]) as a,
+            running_server(work / "a", work / "llama") as a,
             Client.for_home(work / "a") as source,
         ):
             source.complete("llama", tokens=prompt, max_tokens=1)
@@ -39,7 +39,7 @@ def main() -> dict:
                 home = work / f"b{index}"
                 _trust(home, work / "a")
                 with (
-                    running_server(home, [work / "llama"]) as b,
+                    running_server(home, work / "llama") as b,
                     Client.for_home(home) as target,
                 ):
                     rounds.append(

@@ -19,7 +19,7 @@ from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction
 
 def keep(node: Node, export: Export) -> None:
     """Make it possible to ask for an export again, until it expires or is evicted."""
-    node.ledger.keep_exported(export.record(datetime.now(UTC)))
+    export.keep(node.ledger, datetime.now(UTC))
 
 
 def reopen(node: Node, artifact: str) -> Export:
@@ -88,7 +88,7 @@ def _record(node: Node, artifact: str) -> ArtifactRecord:
 
 def _path(node: Node, record: ArtifactRecord) -> frozenset[NodeId]:
     try:
-        path = node.cache.path(record.space, record.tip)
+        path = node.cache.path(node.ledger.namespace(record), record.tip)
     except GoneError as error:
         raise ArtifactGoneError("the artifact's state was removed") from error
     return frozenset(one.id for one in path)

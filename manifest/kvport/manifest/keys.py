@@ -85,11 +85,11 @@ class PublicKey:
             raise SignatureError("a signature does not verify") from error
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen(slots=False, eq=False)
 class SigningKey:
     """A private key; its seed appears in no representation of the object."""
 
-    _private: Ed25519PrivateKey = attrs.field(repr=False, eq=False)
+    _private: Ed25519PrivateKey = attrs.field(repr=False)
 
     @classmethod
     def generate(cls) -> "SigningKey":

@@ -13,6 +13,7 @@ import attrs
 from kvport.manifest.digests import BlobDigest
 from kvport.manifest.nodes import node_id
 from kvport.snapshot.cache.account import (
+    BLOCK,
     NODE_BYTES,
     Account,
     Reservation,
@@ -62,18 +63,38 @@ class Admission:
         with self._evictor.changes:
             self._evictor.ensure_directory(namespace.id, ns)
             blobs = {ref.digest: ref for node in nodes for ref in node.blobs}
-            bound = len(nodes) * NODE_BYTES + sum(
-                allocation_bound(ref.size) for ref in blobs.values()
-            )
-            # Before looking at what is present: it may evict some of that.
-            if (missing := bound - reservation.remaining) > 0:
+            # Room for one part may evict another that was present: until it fits.
+            while True:
+                absent = self._absent(ns, blobs)
+                missing = self._bound(ns, nodes, absent) - reservation.remaining
+                if missing <= 0:
+                    break
                 reservation.absorb(self._evictor.reserve(missing))
             moves = [
-                _Move(ref, _staged(staged, ref), self._files.blob(namespace.id, digest))
-                for digest, ref in blobs.items()
-                if self._index.file_size(ns, digest) is None
+                _Move(ref, _staged(staged, ref), self._final(namespace, ref))
+                for ref in absent
             ]
             return self._move(ns, nodes, moves, reservation)
+
+    def _final(self, namespace: Namespace, ref: BlobRef) -> Path:
+        return self._files.blob(namespace.id, ref.digest)
+
+    def _absent(self, ns: int, blobs: Mapping[BlobDigest, BlobRef]) -> list[BlobRef]:
+        return [
+            ref
+            for digest, ref in blobs.items()
+            if self._index.file_size(ns, digest) is None
+        ]
+
+    def _bound(
+        self, ns: int, nodes: Sequence[NodeRecord], absent: Sequence[BlobRef]
+    ) -> int:
+        """Bytes that may be needed; a node that is present is changed at most."""
+        rows = sum(
+            NODE_BYTES if self._index.find(ns, node.id) is None else BLOCK
+            for node in nodes
+        )
+        return rows + sum(allocation_bound(ref.size) for ref in absent)
 
     def _move(
         self,

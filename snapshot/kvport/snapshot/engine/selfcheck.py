@@ -117,9 +117,7 @@ def selfcheck(
     local = SigningKey.generate().public.key_id
     files = FileDigests(work / "digests.json")
 
-    first = _Run(
-        name, directory, work=work, tuning=tuning, local=local, files=files
-    )
+    first = _Run(name, directory, work=work, tuning=tuning, local=local, files=files)
     try:
         layout = first.layout
         generator = np.random.default_rng(seed)
@@ -131,9 +129,7 @@ def selfcheck(
     finally:
         first.close()
 
-    second = _Run(
-        name, directory, work=work, tuning=tuning, local=local, files=files
-    )
+    second = _Run(name, directory, work=work, tuning=tuning, local=local, files=files)
     try:
         restored, warm = second.complete(prompt, read=True, write=False, policy=policy)
     finally:

@@ -1,0 +1,18 @@
+"""A server process: home and model directory as arguments, its address on stdout."""
+
+import sys
+from pathlib import Path
+
+from kvport.api.server import serve
+from kvport.snapshot.node import Node, NodeSettings
+
+
+def main() -> None:
+    home, model = map(Path, sys.argv[1:])
+    node = Node.open(NodeSettings(home=home, cap_bytes=1 << 30))
+    node.load_model(str(model))
+    serve(node, ready=lambda url: print(url, flush=True))
+    print("closed", flush=True)
+
+
+main()

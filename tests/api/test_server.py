@@ -1,0 +1,202 @@
+"""A server's life: found through its home, ended in order, never mistaken."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.api.conftest import Running, running
+
+from kvport.api.client import Client
+from kvport.api.errors import (
+    NoServerError,
+    PortError,
+    UnreachableError,
+    WrongServerError,
+)
+from kvport.api.server import GRACE_SECONDS, Server, serve
+from kvport.snapshot.errors import CacheClosedError
+from kvport.snapshot.node import Node, NodeSettings
+
+
+def test_a_running_server_is_announced_in_its_home(origin):
+    file = origin.home / "run.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    info = json.loads(file.read_bytes())
+    assert (info["pid"], info["url"]) == (os.getpid(), origin.url)
+    assert info["port"] == origin.server.port
+
+
+def test_an_ended_server_is_announced_no_more(tmp_path):
+    with running(tmp_path) as server:
+        url = server.url
+    assert not (tmp_path / "run.json").exists()
+    with pytest.raises(NoServerError):
+        Client.for_home(tmp_path)
+    with pytest.raises(UnreachableError):
+        Client.for_home(tmp_path, url)
+
+
+def test_an_announcement_without_an_owner_is_not_believed(tmp_path, origin):
+    with running(tmp_path):
+        pass
+    (tmp_path / "run.json").write_bytes((origin.home / "run.json").read_bytes())
+    with pytest.raises(NoServerError):
+        Client.for_home(tmp_path)
+
+
+def test_no_key_is_sent_to_another_homes_server(origin, destination):
+    with pytest.raises(WrongServerError):
+        Client.for_home(origin.home, destination.url)
+
+
+def test_a_damaged_announcement_is_none(tmp_path):
+    with running(tmp_path) as server:
+        for data in (b"", b"{}", b'{"pid": "1"}', b"\xff"):
+            (server.home / "run.json").write_bytes(data)
+            with pytest.raises(NoServerError):
+                Client.for_home(tmp_path)
+
+
+def test_what_answers_but_is_no_kvport_is_refused(tmp_path, origin):
+    """A listener that answers anything with HTTP 200 and nothing in it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        child = os.fork()
+        if child == 0:
+            opened, _ = listener.accept()
+            opened.recv(4096)
+            opened.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            os._exit(0)
+        with pytest.raises(UnreachableError):
+            Client.for_home(origin.home, f"http://127.0.0.1:{port}")
+        os.waitpid(child, 0)
+
+
+def test_a_taken_port_is_refused_and_the_node_closed(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        node = Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30))
+        with pytest.raises(PortError):
+            serve(node, port=taken.getsockname()[1])
+    with pytest.raises(CacheClosedError):
+        node.cache.stats()
+    with running(tmp_path) as server:
+        assert server.client.health().status == "ok"
+
+
+def test_the_same_port_can_be_had_again_at_once(tmp_path):
+    with running(tmp_path) as server:
+        port = server.server.port
+        server.client.health()
+    node = Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30))
+    again = Server(node, port=port)
+    again.stop()
+    again.run()
+    assert again.port == port
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_in_order(tmp_path, model_dir, how):
+    program = Path(__file__).with_name("serving.py")
+    command = [sys.executable, str(program), str(tmp_path), str(model_dir("llama"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with Client.for_home(tmp_path) as client:
+            assert client.url == url
+            stream = client.stream(
+                "llama", tokens=[1] * 600, max_tokens=1 << 19, ignore_eos=True
+            )
+            next(stream)
+            began = time.monotonic()
+            process.send_signal(how)
+            with pytest.raises(UnreachableError):
+                list(stream)
+        assert process.stdout.readline() == "closed\n"
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < GRACE_SECONDS + 10
+    assert not (tmp_path / "run.json").exists()
+
+    with running(tmp_path, model_dir("llama")) as server:
+        probe = server.client.probe("llama", tokens=[1] * 600)
+    assert probe.restorable_tokens == 599, "what was captured is kept"
+
+
+def test_every_reference_in_the_schema_leads_somewhere(origin: Running):
+    with origin.http() as http:
+        schema = http.get("/schema").json()
+
+    def references(value):
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                yield value["$ref"]
+            value = list(value.values())
+        if isinstance(value, list):
+            for one in value:
+                yield from references(one)
+
+    found = set(references(schema))
+    assert "#/components/schemas/ChatBody" in found
+    for reference in found:
+        place = schema
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+
+
+def test_the_schema_has_every_address(origin: Running):
+    with origin.http() as http:
+        paths = http.get("/schema").json()["paths"]
+    assert {path: sorted(methods) for path, methods in paths.items()} == {
+        "/api/cache/artifacts": ["get"],
+        "/api/cache/artifacts/{artifact}": ["get"],
+        "/api/cache/export": ["post"],
+        "/api/cache/import": ["post"],
+        "/api/cache/probe": ["post"],
+        "/api/cache/stats": ["get"],
+        "/healthz": ["get"],
+        "/v1/chat/completions": ["post"],
+        "/v1/completions": ["post"],
+        "/v1/models": ["get"],
+    }
+    assert all(
+        "requestBody" in methods["post"]
+        for methods in paths.values()
+        if "post" in methods
+    )
+
+
+def test_stats_count_bytes_and_tokens(origin: Running):
+    before = origin.client.stats()["models"]["llama"]
+    done = origin.client.complete("llama", prompt="count me", max_tokens=3)
+    after = origin.client.stats()["models"]["llama"]
+    assert after["requests"] == before["requests"] + 1
+    assert after["prompt_tokens"] - before["prompt_tokens"] == done.prompt_tokens
+    assert set(origin.client.stats()["cache"]["account"])
+
+
+def test_a_proxy_of_the_environment_never_sees_the_key(origin, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with Client.for_home(origin.home) as client:
+        assert client.health().status == "ok"
+
+
+def test_the_client_needs_neither_mlx_nor_the_framework():
+    program = (
+        "import sys, kvport.api.client;"
+        "print([m for m in ('mlx', 'mlx_lm', 'litestar', 'uvicorn') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_health_has_the_version(origin):
+    answer = httpx.get(f"{origin.url}/healthz", trust_env=False)
+    assert answer.json()["version"]
