@@ -3,11 +3,14 @@
 import sys
 from pathlib import Path
 
+import structlog
+
 from kvport.api.server import serve
 from kvport.snapshot.node import Node, NodeSettings
 
 
 def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     home, model = map(Path, sys.argv[1:])
     node = Node.open(NodeSettings(home=home, cap_bytes=1 << 30))
     node.load_model(str(model))

@@ -77,12 +77,12 @@ def test_the_frameworks_refusals_are_problems(origin, method, path, status, code
 
 def test_an_unexpected_failure_says_nothing_of_itself(tmp_path, model_dir):
     with running(tmp_path / "home", model_dir("llama")) as server:
-        ledger, server.node.ledger = server.node.ledger, None
+        real, server.node.artifacts = server.node.artifacts, None
         try:
             with server.http() as http:
                 answer = http.get("/api/cache/artifacts")
         finally:
-            server.node.ledger = ledger
+            server.node.artifacts = real
     assert answer.status_code == 500
     assert answer.json()["code"] == "internal"
     assert "NoneType" not in answer.text

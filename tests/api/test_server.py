@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.api.conftest import Running, running
 
 from kvport.api.client import Client
 from kvport.api.errors import (
@@ -21,8 +21,8 @@ from kvport.api.errors import (
     WrongServerError,
 )
 from kvport.api.server import GRACE_SECONDS, Server, serve
-from kvport.snapshot.errors import CacheClosedError
 from kvport.snapshot.node import Node, NodeSettings
+from tests.api.conftest import Running, running
 
 
 def test_a_running_server_is_announced_in_its_home(origin):
@@ -64,19 +64,21 @@ def test_a_damaged_announcement_is_none(tmp_path):
                 Client.for_home(tmp_path)
 
 
-def test_what_answers_but_is_no_kvport_is_refused(tmp_path, origin):
-    """A listener that answers anything with HTTP 200 and nothing in it."""
+def test_what_answers_but_is_no_kvport_is_refused(origin):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        child = os.fork()
-        if child == 0:
+
+        def answer() -> None:
             opened, _ = listener.accept()
-            opened.recv(4096)
-            opened.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-            os._exit(0)
+            with opened:
+                opened.recv(4096)
+                opened.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = listener.getsockname()[1]
         with pytest.raises(UnreachableError):
             Client.for_home(origin.home, f"http://127.0.0.1:{port}")
-        os.waitpid(child, 0)
+        thread.join(30)
 
 
 def test_a_taken_port_is_refused_and_the_node_closed(tmp_path):
@@ -84,8 +86,6 @@ def test_a_taken_port_is_refused_and_the_node_closed(tmp_path):
         node = Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30))
         with pytest.raises(PortError):
             serve(node, port=taken.getsockname()[1])
-    with pytest.raises(CacheClosedError):
-        node.cache.stats()
     with running(tmp_path) as server:
         assert server.client.health().status == "ok"
 
@@ -128,6 +128,15 @@ def test_a_signal_ends_the_server_in_order(tmp_path, model_dir, how):
     assert probe.restorable_tokens == 599, "what was captured is kept"
 
 
+def test_the_schema_describes_the_bodies(origin: Running):
+    with origin.http() as http:
+        schema = http.get("/schema").json()
+    body = schema["paths"]["/v1/completions"]["post"]["requestBody"]
+    described = body["content"]["application/json"]["schema"]
+    assert {"model", "prompt"} <= set(described["required"])
+    assert "policy" in described["properties"]["cache"]["properties"]
+
+
 def test_every_reference_in_the_schema_leads_somewhere(origin: Running):
     with origin.http() as http:
         schema = http.get("/schema").json()
@@ -141,9 +150,7 @@ def test_every_reference_in_the_schema_leads_somewhere(origin: Running):
             for one in value:
                 yield from references(one)
 
-    found = set(references(schema))
-    assert "#/components/schemas/ChatBody" in found
-    for reference in found:
+    for reference in references(schema):
         place = schema
         for part in reference.removeprefix("#/").split("/"):
             place = place[part]
@@ -188,9 +195,10 @@ def test_a_proxy_of_the_environment_never_sees_the_key(origin, monkeypatch):
 
 
 def test_the_client_needs_neither_mlx_nor_the_framework():
+    heavy = ("mlx", "mlx_lm", "litestar", "uvicorn")
     program = (
         "import sys, kvport.api.client;"
-        "print([m for m in ('mlx', 'mlx_lm', 'litestar', 'uvicorn') if m in sys.modules])"
+        f"print([name for name in {heavy} if name in sys.modules])"
     )
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, capture_output=True, text=True, check=True)

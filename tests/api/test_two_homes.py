@@ -49,13 +49,17 @@ def test_imported_prefix_answers_like_the_origin(tmp_path, model_dir, arch):
         assert again.present_segments == imported.admitted_segments
 
 
+def chunks(chunk):
+    return {"tuning": Tuning(chunk=chunk, stride=chunk), "block_size": 128}
+
+
 @pytest.mark.parametrize("arch", ["falcon_h1", "gemma3_text"])
 def test_two_computations_of_one_prefix_stay_apart(tmp_path, model_dir, arch):
     """Other chunks, other bits: A's path restores unmixed on B, beside B's own."""
     tokens, file = prompt(1100), tmp_path / "a.kvport"
     with (
-        running(tmp_path / "a", model_dir(arch), tuning=Tuning(chunk=256)) as a,
-        running(tmp_path / "b", model_dir(arch), tuning=Tuning(chunk=512)) as b,
+        running(tmp_path / "a", model_dir(arch), **chunks(128)) as a,
+        running(tmp_path / "b", model_dir(arch), **chunks(384)) as b,
     ):
         trust(b, a)
         answer(a, arch, tokens)
@@ -69,7 +73,7 @@ def test_two_computations_of_one_prefix_stay_apart(tmp_path, model_dir, arch):
         for name in ("a", "b"):
             with (tmp_path / f"{name}.kvport").open("rb") as opened:
                 found = verify_file(
-                    opened, b.node.keyring.load_trust(), now=datetime.now(UTC)
+                    opened, trust=b.node.keyring.load_trust(), now=datetime.now(UTC)
                 )
             assert found.manifest.prefix.tokens == 1099
         if arch == "falcon_h1":

@@ -76,7 +76,7 @@ def _round(work, prompt, origin, other) -> dict:
         began = time.perf_counter()
         result = target.import_(file)
         import_s = time.perf_counter() - began
-    if result.restored_tokens != len(prompt) - 1:
+    if result.restored_tokens < len(prompt) - 1:
         raise SystemExit(f"restored {result.restored_tokens} tokens only")
     size = file.stat().st_size
     file.unlink()

@@ -24,7 +24,6 @@ from kvport.api.errors import (
     NotFoundError,
 )
 from kvport.api.handling import Http
-from kvport.api.operations import components
 from kvport.api.problems import INTERNAL, RETRY_AFTER_SECONDS, Problem
 from kvport.api.replies import ClientGoneError
 from kvport.api.routes_cache import (
@@ -81,7 +80,6 @@ def create_app(node: Node) -> Litestar:
         openapi_config=OpenAPIConfig(
             title="kvport",
             version=version("kvport"),
-            components=components(),
             use_handler_docstrings=True,
             render_plugins=[JsonRenderPlugin(path="/")],
         ),

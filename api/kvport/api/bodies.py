@@ -38,7 +38,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     """A JSON object without unknown fields."""
 
 
-class CacheOptions(_Body):
+class CacheOptions(_Body, frozen=True):
     """Extension: which stored state a request may restore.
 
     Attributes:
@@ -50,7 +50,7 @@ class CacheOptions(_Body):
     artifact: Annotated[str, Meta(pattern="^blake3:[0-9a-f]{64}$")] | None = None
 
 
-class PrefixBody(_Body):
+class PrefixBody(_Body, frozen=True):
     """What to export or to probe: exactly one of messages, prompt and tokens."""
 
     model: str
@@ -70,23 +70,23 @@ class PrefixBody(_Body):
             )
 
 
-class ProbeBody(PrefixBody):
+class ProbeBody(PrefixBody, frozen=True):
     """A prefix, and which stored state counts."""
 
     cache: CacheOptions = CacheOptions()
 
 
-class StreamOptions(_Body):
+class StreamOptions(_Body, frozen=True):
     """Options of a streamed answer."""
 
     include_usage: bool = False
 
 
-class _ResponseFormat(_Body):
+class _ResponseFormat(_Body, frozen=True):
     type: Literal["text"]
 
 
-class GenerationBody(_Body):
+class GenerationBody(_Body, frozen=True):
     """What both completion requests have in common."""
 
     model: str
@@ -115,7 +115,7 @@ class GenerationBody(_Body):
     prompt_cache_key: str | None = None
 
 
-class ChatBody(GenerationBody, kw_only=True):
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Messages
@@ -130,7 +130,7 @@ class ChatBody(GenerationBody, kw_only=True):
     response_format: _ResponseFormat | None = None
 
 
-class CompletionBody(GenerationBody, kw_only=True):
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: str | TokenIds

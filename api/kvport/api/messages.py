@@ -89,14 +89,15 @@ def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [
-        part.get("text")
-        for part in parts
-        if isinstance(part, dict) and part.get("type") == "text"
-    ]
-    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise BadRequestError("a message's content is not text", fields=("messages",))
-    return "".join(texts)
+    return "".join(map(_part, parts))
+
+
+def _part(part: object) -> str:
+    if isinstance(part, dict) and part.get("type") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    raise BadRequestError("a message's content is not text", fields=("messages",))
 
 
 def _calls(calls: object) -> list[dict[str, Any]]:

@@ -4,37 +4,25 @@ We decode bodies ourselves (bodies.py), so the framework does not know of them: 
 operation class per kind of body tells it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
-from litestar.openapi.spec import (
-    Components,
-    OpenAPIMediaType,
-    Operation,
-    Reference,
-    RequestBody,
-    Schema,
-)
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 
 from kvport.api import media
-from kvport.api.bodies import ChatBody, CompletionBody, PrefixBody, ProbeBody
 
-_REF: Final = "#/components/schemas/{name}"
-
-
-def components() -> Components:
-    """The schemas of all JSON bodies."""
-    kinds = [ChatBody, CompletionBody, PrefixBody, ProbeBody]
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
-    # The document is made of such dicts anyway; its type wants the framework's classes.
-    return Components(schemas=cast("dict[str, Schema]", schemas))
+_REF: Final = "{name}"
 
 
 def takes(kind: type[msgspec.Struct]) -> type[Operation]:
     """An operation that takes this kind of JSON body."""
-    reference = Reference(ref=_REF.format(name=kind.__name__))
-    return _operation(media.JSON, OpenAPIMediaType(schema=reference))
+    (schema,), parts = msgspec.json.schema_components([kind], ref_template=_REF)
+    # Inline: the framework replaces the document's components by its own. The document
+    # is made of such dicts; its type wants the framework's classes.
+    whole = cast("Schema", _inlined(schema, parts))
+    return _operation(media.JSON, OpenAPIMediaType(schema=whole))
 
 
 def takes_artifact() -> type[Operation]:
@@ -51,3 +39,14 @@ def _operation(media_type: str, content: OpenAPIMediaType) -> type[Operation]:
             )
 
     return Takes
+
+
+def _inlined(value: Any, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON
+    """The schema with every reference replaced by what it leads to."""
+    if isinstance(value, list):
+        return [_inlined(one, parts) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _inlined(parts[value["$ref"]], parts)
+    return {name: _inlined(one, parts) for name, one in value.items()}

@@ -9,14 +9,15 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from kvport.api import artifacts, media
-from kvport.api.artifacts import allowed_nodes
+from kvport.api import media
+from kvport.api.artifacts import facts
 from kvport.api.bodies import PrefixBody, ProbeBody, decode
 from kvport.api.handling import Http, Served
 from kvport.api.messages import render
 from kvport.api.operations import takes, takes_artifact
 from kvport.api.replies import ClientGoneError, unless_gone
 from kvport.api.streams import Held, Streamed, incoming, outgoing
+from kvport.manifest.digests import ArtifactId
 from kvport.manifest.limits import ARTIFACT_BYTES
 from kvport.snapshot.engine.requests import Request
 from kvport.snapshot.errors import OverloadedError, TooLargeError
@@ -49,7 +50,7 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
         undo.callback(held.close)
         export = await unless_gone(request.receive, held.opened())
         if as_json:
-            await held.run(lambda opened: artifacts.keep(node, opened))
+            await held.run(node.artifacts.keep)
             url = f"{request.base_url}api/cache/artifacts/{export.artifact_id}"
             return Response(export.describe() | {"url": url})
         undo.pop_all()
@@ -100,7 +101,7 @@ async def probe_prefix(request: Http, node: Served) -> ProbeResult:
             tokens=render(node, body).tokens,
             max_tokens=1,
             policy=body.cache.policy or node.settings.policy,
-            within=allowed_nodes(node, body.cache),
+            within=node.path_of(body.cache.artifact),
         )
         return node.probe(body.model, asked)
 
@@ -110,7 +111,8 @@ async def probe_prefix(request: Http, node: Served) -> ProbeResult:
 @get("/api/cache/artifacts")
 async def list_artifacts(node: Served) -> dict[str, Any]:
     """Kept exports and admitted artifacts, newest first."""
-    return {"artifacts": await asyncio.to_thread(artifacts.all_facts, node)}
+    found = await asyncio.to_thread(node.artifacts.all)
+    return {"artifacts": [facts(one.record, stored=one.stored) for one in found]}
 
 
 @get("/api/cache/artifacts/{artifact:str}")
@@ -118,9 +120,11 @@ async def get_artifact(
     request: Http, node: Served, artifact: FromPath[str]
 ) -> Response[Any]:
     """One artifact: its facts; a kept export again with its media type as `Accept`."""
+    ident = ArtifactId(artifact)
     if request.accept.best_match([media.JSON, media.ARTIFACT]) != media.ARTIFACT:
-        return Response(await asyncio.to_thread(artifacts.facts, node, artifact))
-    held = Held("export", lambda: artifacts.reopen(node, artifact), Export.close)
+        record = await asyncio.to_thread(node.artifacts.find, ident)
+        return Response(facts(record, stored=True))
+    held = Held("export", lambda: node.artifacts.reopen(ident), Export.close)
     with contextlib.ExitStack() as undo:
         undo.callback(held.close)
         export = await unless_gone(request.receive, held.opened())

@@ -11,7 +11,6 @@ import structlog
 from litestar import Response, get, post
 
 from kvport.api import media
-from kvport.api.artifacts import allowed_nodes
 from kvport.api.bodies import (
     DEFAULT_MAX_TOKENS,
     ChatBody,
@@ -141,7 +140,7 @@ def _request(node: Node, asked: _Asked) -> Request:
         ignore_eos=body.ignore_eos,
         top_logprobs=asked.top_logprobs,
         policy=body.cache.policy or node.settings.policy,
-        within=allowed_nodes(node, body.cache),
+        within=node.path_of(body.cache.artifact),
     )
 
 

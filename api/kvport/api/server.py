@@ -17,7 +17,7 @@ from kvport.snapshot.node import Node
 
 log = structlog.get_logger(__name__)
 
-GRACE_SECONDS: Final = 5
+GRACE_SECONDS: Final = 2
 """What running requests get when the server is told to stop; then they are ended."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 

@@ -16,6 +16,8 @@ from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import Receive, Scope, Send
 
+from kvport.manifest.errors import KvportError
+
 PIECE: Final = 1 << 20
 
 log = structlog.get_logger(__name__)
@@ -69,8 +71,9 @@ async def outgoing(
 ) -> AsyncGenerator[bytes, None]:
     """The bytes of a held export, in pieces of about a megabyte.
 
-    What the export raises ends the generator, and with it the connection: the client
-    sees a body shorter than announced.
+    Raises:
+        KvportError: what the export raised; the client sees a body shorter than
+            announced.
     """
     source = await held.run(stream)
     ahead = held.start(lambda _: _fill(source))
@@ -173,6 +176,9 @@ class _StreamedBody(ASGIStreamingResponse):
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+        except KvportError as error:
+            # The server closes a connection whose body was not completed.
+            log.warning("response_broken_off", code=error.code)
         finally:
             sending.cancel()
             leaving.cancel()

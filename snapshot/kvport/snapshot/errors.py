@@ -216,10 +216,10 @@ class HomeInUseError(KvportError):
 
 
 class TooLargeError(KvportError):
-    """An artifact is above what this server takes."""
+    """A body is above what this server takes."""
 
     code = "too_large"
-    cause = "The artifact is larger than this server is set to import."
+    cause = "The artifact, or the request's body, is larger than the server takes."
     advice = "Raise the server's limit, or export a shorter prefix."
 
 

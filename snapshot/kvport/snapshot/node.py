@@ -9,15 +9,17 @@ import fcntl
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import attrs
 import structlog
 
-from kvport.manifest.errors import KvportError
+from kvport.manifest.digests import ArtifactId
+from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
@@ -33,11 +35,12 @@ from kvport.snapshot.errors import BadPromptError, CacheOffError, HomeInUseError
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
+from kvport.snapshot.transfer.kept import Artifacts
 from kvport.snapshot.transfer.ledger import Ledger
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_SCOPE = "default"
+DEFAULT_SCOPE: Final = "default"
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +114,13 @@ class Node:
         self._files = FileDigests(settings.home / "model-digests.json")
         self._signer = keyring.signing_key()
         self.key_id = self._signer.public.key_id
+        self.artifacts = Artifacts(
+            cache=cache,
+            ledger=ledger,
+            scope=DEFAULT_SCOPE,
+            key=self._signer.public,
+            now=_now,
+        )
 
     @classmethod
     def open(cls, settings: NodeSettings) -> Self:
@@ -246,11 +256,20 @@ class Node:
             issuer_name=platform.node() or "kvport",
             model_name=name,
             tokenizer=model.tokenizer_digest,
-            now=datetime.now(UTC),
+            now=_now(),
         )
         return open_export(
             self.cache, self.ledger, namespace, encode_tokens(tokens), issue
         )
+
+    def path_of(self, artifact: str | None) -> frozenset[NodeId] | None:
+        """The nodes that a request for one artifact may restore; None for all.
+
+        Raises:
+            ArtifactUnknownError: it was neither kept nor admitted here.
+            ArtifactGoneError: its state was removed since.
+        """
+        return None if artifact is None else self.artifacts.nodes(ArtifactId(artifact))
 
     def start_import(self, model: str | None = None) -> Import:
         """Begin an import; feed it the container's bytes."""
@@ -308,18 +327,19 @@ class _KnownRoots:
 
 def _lock(home: Path) -> int:
     descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise HomeInUseError("another process runs on this home") from error
+    # Clients hold the lock for an instant when they ask whether there is an owner.
+    for patience in (0.05, 0.1, 0.2, 0.4, None):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if patience is None:
+                os.close(descriptor)
+                raise HomeInUseError("another process runs on this home") from error
+            time.sleep(patience)
+        else:
+            break
     return descriptor
 
 
-def is_running(home: Path) -> bool:
-    """Whether a process owns this home."""
-    try:
-        os.close(_lock(home))
-    except (KvportError, OSError):
-        return True
-    return False
+def _now() -> datetime:
+    return datetime.now(UTC)

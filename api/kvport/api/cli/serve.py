@@ -92,9 +92,9 @@ _AUTO: Final = "auto"
 @click.option(
     "--live-memory",
     type=Size(),
-    default=_DEFAULTS.live_bytes,
-    show_default=f"{_DEFAULTS.live_bytes >> 30}GiB",
-    help="Memory per model for the state of running requests; what does not fit waits.",
+    default=None,
+    help="Memory per model for the state of running requests; what does not fit waits."
+    " By default half of what the model leaves.",
 )
 @json_option
 def serve(
@@ -110,7 +110,7 @@ def serve(
     stride: int,
     block_size: int,
     no_cache: bool,
-    live_memory: int,
+    live_memory: int | None,
     as_json: bool,
 ) -> None:
     """Run a server that holds models and their cache.

@@ -4,11 +4,17 @@ A decode batch is padded on the left to its longest member, so what counts is me
 longest, not the sum of lengths.
 """
 
+import os
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
+import mlx.core as mx
 
 from kvport.manifest.layout import BlobClass, StateLayout
+from kvport.manifest.limits import GIB
+
+_LEAST: Final = GIB
 
 
 @attrs.frozen
@@ -37,6 +43,18 @@ def footprint(layout: StateLayout, chunk: int) -> Footprint:
     if layout.has(BlobClass.STATE):
         fixed += _data(layout, BlobClass.STATE, 1)
     return Footprint(per_row, fixed)
+
+
+def default_budget(weights: int) -> int:
+    """Bytes of live state for a model with `weights` bytes, if nobody says otherwise.
+
+    Half of what is left of the memory that mlx may use: a restore holds its state a
+    second time for a moment, and other programs run here too.
+    """
+    usable = mx.device_info().get("max_recommended_working_set_size")
+    if usable is None:  # the CPU backend tells nothing of memory
+        usable = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max((int(usable) - weights) // 2, _LEAST)
 
 
 def _data(layout: StateLayout, blob_class: BlobClass, rows: int) -> int:

@@ -17,7 +17,7 @@ from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import KeyId, Numerics
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.engine.budget import Footprint, footprint
+from kvport.snapshot.engine.budget import Footprint, default_budget, footprint
 from kvport.snapshot.engine.capture import Recorder, base_of
 from kvport.snapshot.engine.mlx_private import Batch, Token
 from kvport.snapshot.engine.models import Model
@@ -60,14 +60,14 @@ class Tuning:
     Attributes:
         chunk: tokens that prefill evaluates at once; a multiple of the block size.
         stride: tokens between `stride` points; a multiple of the chunk.
-        live_bytes: budget of live state per model.
+        live_bytes: budget of live state per model; None for what memory allows.
         queue: requests that may wait per model.
         batch: requests that may be decoded together.
     """
 
     chunk: int = 512
     stride: int = 4096
-    live_bytes: int = 4 << 30
+    live_bytes: int | None = None
     queue: int = 64
     batch: int = 32
 
@@ -97,6 +97,7 @@ class Runner:
         self._active: dict[int, Job] = {}
         self._prefilling: int | None = None
         self._batch = Batch(model.module, tuning.chunk)
+        self._budget: int = tuning.live_bytes or default_budget(model.nbytes)
         # Without a layout nothing is known of the size: one request at a time.
         self._footprint: Footprint | None = (
             footprint(model.layout, tuning.chunk) if model.layout else None
@@ -106,7 +107,7 @@ class Runner:
         """Whether the request could ever be admitted."""
         return (
             self._footprint is None
-            or self._footprint.batch([job.final_length]) <= self._tuning.live_bytes
+            or self._footprint.batch([job.final_length]) <= self._budget
         )
 
     @property
@@ -183,7 +184,7 @@ class Runner:
         if self._footprint is None or len(running) >= self._tuning.batch:
             return False
         lengths = [j.final_length for j in (*running, job)]
-        return self._footprint.batch(lengths) <= self._tuning.live_bytes
+        return self._footprint.batch(lengths) <= self._budget
 
     def _prepare(self, job: Job) -> Prepared:
         if self.store is None:

@@ -1,0 +1,122 @@
+"""Artifacts that a node knows: exports that it keeps, and what it admitted.
+
+Neither holds its state: an artifact whose path was removed since is *gone*.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+import attrs
+
+from kvport.manifest.digests import ArtifactId
+from kvport.manifest.keys import PublicKey
+from kvport.manifest.nodes import NodeId
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.errors import (
+    ArtifactGoneError,
+    ArtifactUnknownError,
+    GoneError,
+)
+from kvport.snapshot.transfer.exporter import Export, reopen_export
+from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger
+
+
+@attrs.frozen
+class Known:
+    """An artifact, and whether its state is still stored."""
+
+    record: ArtifactRecord
+    stored: bool
+
+
+class Artifacts:
+    """One scope's artifacts."""
+
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        ledger: Ledger,
+        scope: str,
+        key: PublicKey,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._cache: Final = cache
+        self._ledger: Final = ledger
+        self._scope: Final = scope
+        self._key: Final = key
+        self._now = now
+
+    def keep(self, export: Export) -> None:
+        """Make it possible to open an export again, until it expires or is evicted.
+
+        Raises:
+            StorageError: the ledger could not be written.
+        """
+        export.keep(self._ledger, self._now())
+
+    def reopen(self, artifact: ArtifactId) -> Export:
+        """A kept export, opened again.
+
+        Raises:
+            ArtifactUnknownError: it was not kept.
+            ArtifactGoneError: its state was removed since.
+            ExpiredError: nobody could import it any more.
+        """
+        return reopen_export(
+            self._cache,
+            self._ledger,
+            artifact,
+            scope=self._scope,
+            key=self._key,
+            now=self._now(),
+        )
+
+    def find(self, artifact: ArtifactId) -> ArtifactRecord:
+        """What is known of one artifact whose state is stored.
+
+        Raises:
+            ArtifactUnknownError: it was neither kept nor admitted here.
+            ArtifactGoneError: its state was removed since.
+        """
+        record = self._record(artifact)
+        self._path(record)
+        return record
+
+    def all(self) -> list[Known]:
+        """All of them, newest first."""
+        return [
+            Known(record, stored=self._is_stored(record))
+            for record in self._ledger.artifacts(self._scope)
+        ]
+
+    def nodes(self, artifact: ArtifactId) -> frozenset[NodeId]:
+        """The path of an artifact, to restrict a lookup to.
+
+        Raises:
+            ArtifactUnknownError: it was neither kept nor admitted here.
+            ArtifactGoneError: its state was removed since.
+        """
+        return self._path(self._record(artifact))
+
+    def _record(self, artifact: ArtifactId) -> ArtifactRecord:
+        for direction in (Direction.ADMITTED, Direction.EXPORTED):
+            record = self._ledger.find(artifact, direction, scope=self._scope)
+            if record is not None:
+                return record
+        raise ArtifactUnknownError("no artifact of this id is known here")
+
+    def _is_stored(self, record: ArtifactRecord) -> bool:
+        try:
+            self._path(record)
+        except ArtifactGoneError:
+            return False
+        return True
+
+    def _path(self, record: ArtifactRecord) -> frozenset[NodeId]:
+        try:
+            path = self._cache.path(self._ledger.namespace(record), record.tip)
+        except GoneError as error:
+            raise ArtifactGoneError("the artifact's state was removed") from error
+        return frozenset(one.id for one in path)
