@@ -44,9 +44,9 @@ format: setup
 
 # Hashes for every platform, no index address: see CONTRIBUTING.md.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	uv pip compile --universal --python-version 3.11 --generate-hashes  \
 		--no-header --no-annotate pyproject.toml -o requirements.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	uv pip compile --universal --python-version 3.11 --generate-hashes  \
 		--no-header --no-annotate --group dev -c requirements.lock pyproject.toml -o dev-requirements.lock
 
 clean:

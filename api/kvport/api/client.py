@@ -276,7 +276,7 @@ class Client:
         with self._streamed("GET", path) as response:
             return _decode(response.read(), kind)
 
-    def _post(self, path: str, kind: type[T], **request: Any) -> T:  # noqa: ANN401
+    def _post(self, path: str, kind: type[T], **request: Any) -> T:
         with self._streamed("POST", path, **request) as response:
             return _decode(response.read(), kind)
 
@@ -286,7 +286,7 @@ class Client:
         path: str,
         to: Path | BinaryIO,
         progress: Progress | None,
-        **request: Any,  # noqa: ANN401 - httpx's own
+        **request: Any,
     ) -> ExportInfo:
         headers = {"accept": media.ARTIFACT}
         with self._streamed(method, path, headers=headers, **request) as response:
@@ -310,7 +310,7 @@ class Client:
         self,
         method: str,
         path: str,
-        **request: Any,  # noqa: ANN401 - httpx's own
+        **request: Any,
     ) -> Iterator[httpx.Response]:
         """A successful response, its body still to be read."""
         try:

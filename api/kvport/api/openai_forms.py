@@ -4,6 +4,7 @@ Extensions, which clients of that API skip over: `token_ids` with every choice. 
 are written so that they read back to the same bits: a float32 log-probability is exact.
 """
 
+import abc
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class Usage:
 
 
 @attrs.frozen(kw_only=True)
-class Form:
+class Form(abc.ABC):
     """One answer's frame; the subclasses fill the choice in.
 
     Attributes:
@@ -91,14 +92,14 @@ class Form:
             "token_ids": [token.token for token in tokens],
         }
 
-    def _whole_text(self, text: str) -> Json:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _whole_text(self, text: str) -> Json: ...
 
-    def _chunk_text(self, text: str) -> Json:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _chunk_text(self, text: str) -> Json: ...
 
-    def _logprobs(self, tokens: Sequence[Generated]) -> Json:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _logprobs(self, tokens: Sequence[Generated]) -> Json: ...
 
 
 @attrs.frozen(kw_only=True)

@@ -148,7 +148,7 @@ class Streamed(Response[None]):
         self._pieces = pieces
         self._end = closing
 
-    def to_asgi_response(self, *_: Any, **__: Any) -> ASGIResponse:  # noqa: ANN401
+    def to_asgi_response(self, *_: Any, **__: Any) -> ASGIResponse:
         """The framework's hook; its arguments concern cookies and defaults."""
         response = _StreamedBody(
             iterator=self._pieces,

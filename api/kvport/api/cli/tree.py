@@ -40,7 +40,7 @@ class LazyCommand(RichCommand):
         info_name: str | None,
         args: list[str],
         parent: click.Context | None = None,
-        **extra: Any,  # noqa: ANN401 -- click's
+        **extra: Any,
     ) -> click.Context:
         """A context of the command itself, which click then invokes."""
         return self.load().make_context(info_name, args, parent, **extra)

@@ -9,7 +9,7 @@ them here. It runs at every start: mlx-lm is pinned, but pins can be overridden.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import mlx.core as mx
@@ -21,6 +21,7 @@ from kvport.manifest.layout import BlobClass
 from kvport.snapshot.errors import EngineConformanceError
 from kvport.snapshot.state.probe import probe
 from kvport.snapshot.state.rows import take
+from kvport.snapshot.state.untyped import Cache, Model
 
 Sampler = Callable[[mx.array], mx.array]
 
@@ -33,7 +34,7 @@ batch would block prefill."""
 class Live:
     """Where a sequence's live caches are, right now."""
 
-    caches: Sequence[Any]
+    caches: Sequence[Cache]
     row: int
     held: int
     """Tokens of the sequence that the caches hold."""
@@ -65,7 +66,7 @@ class Step:
 class Batch:
     """One model's running sequences; all calls from one thread."""
 
-    def __init__(self, model: Any, chunk: int) -> None:  # noqa: ANN401 - untyped mlx-lm
+    def __init__(self, model: Model, chunk: int) -> None:
         self._generator = BatchGenerator(
             model,
             prefill_batch_size=1,
@@ -78,7 +79,7 @@ class Batch:
         segments: Sequence[Sequence[int]],
         *,
         prefix: Sequence[int],
-        caches: list[Any] | None,
+        caches: list[Cache] | None,
         max_tokens: int,
         sampler: Sampler | None,
         stops: Sequence[int],
@@ -139,9 +140,10 @@ class Batch:
         self._generator.remove([uid])
 
     @property
-    def stream(self) -> Any:  # noqa: ANN401 - untyped mlx
+    def stream(self) -> mx.Stream:
         """The stream that computes; captures join it."""
-        return self._generator.stream
+        stream: mx.Stream = self._generator.stream
+        return stream
 
     @property
     def nbytes(self) -> int:

@@ -1,11 +1,11 @@
 """One running request: its reply's text, its capture, its events."""
 
 import heapq
-from typing import Any
 
 import attrs
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.mlx_private import Live, Token
@@ -79,7 +79,7 @@ class Job:
         )
 
 
-def _top(full: Any, count: int) -> tuple[Logprob, ...]:  # noqa: ANN401 - numpy
+def _top(full: NDArray[np.float32], count: int) -> tuple[Logprob, ...]:
     if not count:
         return ()
     best = heapq.nlargest(count, np.argpartition(full, -count)[-count:], full.item)

@@ -6,12 +6,13 @@ generation prompt itself is not part of the next turn. It is found by rendering:
 same messages, followed by two different replies and another user turn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from kvport.snapshot.errors import BadPromptError
+from kvport.snapshot.state.untyped import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -26,13 +27,13 @@ class Rendered:
     fork: int | None
 
 
-def render_text(tokenizer: Any, text: str) -> Rendered:  # noqa: ANN401 - untyped mlx-lm
+def render_text(tokenizer: Tokenizer, text: str) -> Rendered:
     """Tokens of a plain text; nothing is known of how it goes on."""
     return Rendered(_ids(tokenizer.encode(text)), None)
 
 
 def render_chat(
-    tokenizer: Any,  # noqa: ANN401 - untyped mlx-lm
+    tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -89,5 +90,5 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), shorter)
 
 
-def _ids(found: Any) -> list[int]:  # noqa: ANN401 - untyped transformers
+def _ids(found: Iterable[int]) -> list[int]:
     return [int(token) for token in found]

@@ -9,7 +9,7 @@ layout; `rebuild` makes the list that the model takes from canonical arrays.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -29,6 +29,7 @@ from kvport.manifest.layout import (
     StateLayout,
 )
 from kvport.snapshot.errors import UnsupportedModelError
+from kvport.snapshot.state.untyped import Cache
 
 KIND_OF_TYPE: Final[dict[type, CacheKind]] = {
     KVCache: CacheKind.KV,
@@ -46,7 +47,7 @@ DTYPES: Final = {
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def flatten(caches: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def flatten(caches: Sequence[Cache]) -> Iterator[tuple[str, Cache]]:
     """(path, cache object) in layout order; members of a list as `3.0`, `3.1`."""
     for index, cache in enumerate(caches):
         if type(cache) is CacheList:
@@ -56,7 +57,7 @@ def flatten(caches: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield str(index), cache
 
 
-def leaves(cache: Any) -> tuple[Any, ...]:  # noqa: ANN401 - untyped mlx-lm
+def leaves(cache: Cache) -> tuple[mx.array, ...]:
     """A cache object's tensors, in the order of its layout's leaves.
 
     Rows of KV and rotating caches come as the object holds them: see rows.py.
@@ -66,7 +67,7 @@ def leaves(cache: Any) -> tuple[Any, ...]:  # noqa: ANN401 - untyped mlx-lm
     return (cache.keys, cache.values)
 
 
-def describe(path: str, cache: Any) -> CacheLayout:  # noqa: ANN401 - untyped mlx-lm
+def describe(path: str, cache: Cache) -> CacheLayout:
     """Layout of a live solo cache that has seen at least one token.
 
     Raises:
@@ -80,7 +81,7 @@ def describe(path: str, cache: Any) -> CacheLayout:  # noqa: ANN401 - untyped ml
         raise UnsupportedModelError(f"{name} keeps its first {cache.keep} rows")
     arrays = leaves(cache)
     for array in arrays:
-        if array is None or array.size == 0:
+        if not getattr(array, "size", 0):  # a slot that was never set is None
             raise UnsupportedModelError(f"{name} has an empty leaf")
         if array.dtype not in _DTYPE_NAMES or array.shape[0] != 1:
             raise UnsupportedModelError(f"{name} has a leaf of an unknown form")
@@ -107,7 +108,7 @@ def _with_rows(name: str, array: mx.array) -> tuple[int, ...]:
 
 def rebuild(
     layout: StateLayout, arrays: Sequence[Sequence[mx.array]], position: int
-) -> list[Any]:
+) -> list[Cache]:
     """The list of caches that a model takes, at `position`, from canonical arrays.
 
     Args:
@@ -123,9 +124,9 @@ def rebuild(
     return _nest(flat)
 
 
-def _nest(flat: list[tuple[list[str], Any]]) -> list[Any]:
-    nested: list[Any] = []
-    groups: dict[str, list[tuple[list[str], Any]]] = {}
+def _nest(flat: list[tuple[list[str], Cache]]) -> list[Cache]:
+    nested: list[Cache] = []
+    groups: dict[str, list[tuple[list[str], Cache]]] = {}
     for path, cache in flat:
         groups.setdefault(path[0], []).append((path[1:], cache))
     for members in groups.values():
@@ -136,7 +137,9 @@ def _nest(flat: list[tuple[list[str], Any]]) -> list[Any]:
     return nested
 
 
-def _rebuild_one(layout: CacheLayout, arrays: Sequence[mx.array], position: int) -> Any:  # noqa: ANN401 - untyped mlx-lm
+def _rebuild_one(
+    layout: CacheLayout, arrays: Sequence[mx.array], position: int
+) -> Cache:
     if layout.kind is CacheKind.ARRAYS:
         cache = ArraysCache(len(arrays))
         cache.cache = list(arrays)

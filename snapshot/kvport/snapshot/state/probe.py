@@ -5,8 +5,6 @@ their shape. Then state is captured, restored, merged into a batch and extracted
 a model that fails this has state that we would lose, and is refused.
 """
 
-from typing import Any
-
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -15,11 +13,12 @@ from kvport.snapshot.errors import UnsupportedModelError
 from kvport.snapshot.state.blobs import Assembly, to_buffers
 from kvport.snapshot.state.kinds import describe, flatten
 from kvport.snapshot.state.rows import take
+from kvport.snapshot.state.untyped import Cache, Model
 
 _PROBE = 5  # tokens; small, and not a power of two
 
 
-def batchable(model: Any) -> None:  # noqa: ANN401 - untyped mlx-lm
+def batchable(model: Model) -> None:
     """Check that mlx-lm can batch the model's caches.
 
     Raises:
@@ -31,7 +30,7 @@ def batchable(model: Any) -> None:  # noqa: ANN401 - untyped mlx-lm
             raise UnsupportedModelError(f"cache {path} ({name}) cannot be batched")
 
 
-def probe(model: Any) -> StateLayout:  # noqa: ANN401 - untyped mlx-lm
+def probe(model: Model) -> StateLayout:
     """Derive the model's layout and prove it by a round trip on a few tokens.
 
     Raises:
@@ -51,17 +50,17 @@ def probe(model: Any) -> StateLayout:  # noqa: ANN401 - untyped mlx-lm
     return layout
 
 
-def _run(model: Any, caches: list[Any], count: int) -> mx.array:  # noqa: ANN401 - untyped mlx-lm
+def _run(model: Model, caches: list[Cache], count: int) -> mx.array:
     logits: mx.array = model(mx.arange(1, count + 1)[None], cache=caches)[:, -1]
     mx.eval(logits, [c.state for c in caches])
     return logits
 
 
-def _layout(caches: list[Any]) -> StateLayout:
+def _layout(caches: list[Cache]) -> StateLayout:
     return StateLayout(tuple(describe(path, cache) for path, cache in flatten(caches)))
 
 
-def _round_trip(layout: StateLayout, caches: list[Any]) -> list[Any]:
+def _round_trip(layout: StateLayout, caches: list[Cache]) -> list[Cache]:
     cuts = [(0, _PROBE)]
     (segment,), state = take(layout, caches, row=0, held=_PROBE, cuts=cuts, state=True)
     leaves = dict(segment) | ({BlobClass.STATE: state} if state else {})
@@ -72,7 +71,7 @@ def _round_trip(layout: StateLayout, caches: list[Any]) -> list[Any]:
     return assembly.caches()
 
 
-def _merge(layout: StateLayout, caches: list[Any]) -> None:
+def _merge(layout: StateLayout, caches: list[Cache]) -> None:
     """Merge two copies, and compare what is extracted with what went in."""
     held = _PROBE + 1
     merged = [cache.merge([cache, cache]) for cache in caches]

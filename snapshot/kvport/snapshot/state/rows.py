@@ -10,13 +10,13 @@ counts modulo the buffer's length.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from kvport.manifest.layout import BlobClass, CacheKind, StateLayout
 from kvport.snapshot.state.kinds import flatten, leaves
+from kvport.snapshot.state.untyped import Cache
 
 Leaves = dict[tuple[int, int], mx.array]
 """Arrays by (index of the cache in the layout, index of the leaf)."""
@@ -24,7 +24,7 @@ Leaves = dict[tuple[int, int], mx.array]
 
 def take(
     layout: StateLayout,
-    caches: Sequence[Any],
+    caches: Sequence[Cache],
     *,
     row: int,
     held: int,
@@ -72,7 +72,7 @@ def take(
 
 
 def _rows(
-    cache: Any,  # noqa: ANN401 - untyped mlx-lm
+    cache: Cache,
     row: int,
     held: int,
     start: int,
