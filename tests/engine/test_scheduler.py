@@ -197,3 +197,27 @@ def test_footprint_counts_padding(rig):
     kv = layout.blob(BlobClass.KV, 1)
     assert found.per_row == kv.size - len(kv.header)
     assert found.batch([100, 10]) == 2 * (found.fixed + 100 * found.per_row)
+
+
+def test_b02_a_failing_capture_costs_speed_only(rig, prompt, monkeypatch):
+    """The reply is whole, what was captured before restores, the failure is counted."""
+    from kvport.snapshot.engine import capture
+
+    r = rig("qwen3_5", chunk=256)
+    tokens = prompt(1000)
+    expected = r.complete(tokens, write=False, max_tokens=8).tokens
+    real, calls = capture.take, []
+
+    def failing(*args, **options):
+        calls.append(options["held"])
+        if options["held"] > 600:
+            raise RuntimeError("[malloc] no memory")
+        return real(*args, **options)
+
+    monkeypatch.setattr(capture, "take", failing)
+    assert r.complete(tokens, max_tokens=8).tokens == expected
+    assert calls == [256, 512, 768], "after a failure nothing more is tried"
+    assert r.engine.counts("m").failed_captures == 1
+    monkeypatch.undo()
+    assert r.complete(tokens, max_tokens=8).tokens == expected
+    assert r.complete(tokens).restored == 999

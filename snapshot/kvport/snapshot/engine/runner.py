@@ -42,6 +42,7 @@ class Counts:
     generated_tokens: int = 0
     hits: int = 0
     misses: int = 0
+    failed_captures: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -134,9 +135,9 @@ class Runner:
         for uid, job in list(self._active.items()):
             if job.ident == ident:
                 live = self._batch.live(uid)
-                if job.started and live is not None and job.recorder is not None:
+                if job.started and live is not None:
                     with mx.stream(self._batch.stream):
-                        job.recorder.finished(live)
+                        job.ended(live)
                 self._remove(uid)
                 job.sink(Cancelled())
 
@@ -294,6 +295,7 @@ class Runner:
         if self._prefilling == uid:
             self._prefilling = None
         self._batch.remove(uid)
+        self.counts.failed_captures += job.capture_failed
         job.close()
 
     def _fail_all(self, error: Exception) -> None:

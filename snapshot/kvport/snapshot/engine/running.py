@@ -1,16 +1,20 @@
 """One running request: its reply's text, its capture, its events."""
 
 import heapq
+from collections.abc import Callable
 
 import attrs
 import mlx.core as mx
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.mlx_private import Live, Token
 from kvport.snapshot.engine.replies import ReplyText
 from kvport.snapshot.engine.requests import Generated, Logprob, Request, Sink
+
+log = structlog.get_logger(__name__)
 
 
 @attrs.define(eq=False)
@@ -25,6 +29,7 @@ class Job:
     uid: int | None = None
     started: bool = False
     cancelled: bool = False
+    capture_failed: bool = False
 
     @property
     def final_length(self) -> int:
@@ -33,8 +38,11 @@ class Job:
 
     def prefilled(self, live: Live) -> None:
         """Prefill came to a stop."""
-        if self.recorder is not None:
-            self.recorder.prefilled(live)
+        self._capture(lambda recorder: recorder.prefilled(live))
+
+    def ended(self, live: Live) -> None:
+        """The reply ended here, by itself or because it was cancelled."""
+        self._capture(lambda recorder: recorder.finished(live))
 
     def generated(self, token: Token, live: Live) -> str | None:
         """A token of the reply: capture, then tell. Returns why the reply ended."""
@@ -48,10 +56,9 @@ class Job:
             elif finish is not None:
                 last = self.reply.end()
                 piece = attrs.evolve(last, text=piece.text + last.text)
-        if self.recorder is not None:
-            self.recorder.generated(live, token.token)
-            if finish is not None:
-                self.recorder.finished(live)
+        self._capture(lambda recorder: recorder.generated(live, token.token))
+        if finish is not None:
+            self.ended(live)
         self.sink(self._event(token, piece.text, finish))
         return finish
 
@@ -60,6 +67,17 @@ class Job:
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
+
+    def _capture(self, step: Callable[[Recorder], None]) -> None:
+        """Capture; where that fails, the reply goes on and nothing more is stored."""
+        if self.recorder is None:
+            return
+        try:
+            step(self.recorder)
+        except Exception:  # mlx raises what it likes
+            log.exception("capture_failed")
+            self.capture_failed = True
+            self.close()
 
     def _event(self, token: Token, text: str, finish: str | None) -> Generated:
         wanted = self.request.top_logprobs

@@ -5,6 +5,7 @@ in this one thread, model loading included (lazy arrays belong to the thread tha
 them); reading and verifying stored state happens in a worker thread beside it.
 """
 
+import contextlib
 import queue
 import threading
 import uuid
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import attrs
+import structlog
 
 from kvport.manifest.identity import Numerics
 from kvport.snapshot.engine.local_identity import FileDigests, numerics
@@ -32,6 +34,7 @@ from kvport.snapshot.errors import (
 )
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 
 @attrs.frozen
@@ -174,16 +177,23 @@ class Engine:
     def _loop(self) -> None:
         busy = False
         while not self._stopping:
-            try:
+            with contextlib.suppress(queue.Empty):
                 while True:
-                    self._inbox.get(block=not busy)()
+                    work = self._inbox.get(block=not busy)
                     busy = True
-            except queue.Empty:
-                pass
+                    _run(work)
             worked = [runner.step() for runner in self._runners.values()]
             busy = any(worked)
         for runner in self._runners.values():
             runner.close()
+
+
+def _run(work: Callable[[], None]) -> None:
+    """The engine's thread outlives any defect of a single call."""
+    try:
+        work()
+    except Exception:
+        log.exception("engine_defect")
 
 
 def _nothing() -> None:
