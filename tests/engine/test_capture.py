@@ -48,6 +48,25 @@ def test_full_layers_restore_exactly_where_texts_part(rig, prompt):
     assert r.complete(turn1[:1] + prompt(40, seed=4)).restored == 1
 
 
+def test_b11_window_layers_walk_back_to_the_newest_whole_window(rig, prompt):
+    """Never all or nothing: the last block end before the texts part is restored."""
+    tokens = prompt(900)
+    r = rig("gemma3_text")
+    r.complete(tokens)
+    other = tokens[:850] + prompt(100, seed=4)
+    answer = r.complete(other, full_logprobs=True)
+    assert answer.restored == 768
+    cold = rig("gemma3_text", home="b").complete(other, full_logprobs=True)
+    assert np.abs(answer.logprobs - cold.logprobs).max() < 1e-4
+    assert answer.tokens == cold.tokens
+
+
+def test_b32_a_request_right_after_another_sees_its_state(rig, prompt):
+    r = rig("qwen3_5")
+    running = [r.start(prompt(900), max_tokens=1) for _ in range(3)]
+    assert [x.answer().restored for x in running] == [0, 899, 899]
+
+
 @pytest.mark.parametrize("arch", KINDS)
 def test_restart_restores_all_but_the_last_token(rig, prompt, arch):
     """B03, B60, B61: after a restart the prompt is restored, and answers the same."""

@@ -48,7 +48,7 @@ def to_buffers(
 class Assembly:
     """Host buffers of a state at `position`, filled blob by blob.
 
-    Any thread may fill it: no mlx call is made before `caches`.
+    Any thread may fill it: no mlx call is made before `caches`, which ends it.
     """
 
     def __init__(self, layout: StateLayout, position: int) -> None:
@@ -129,17 +129,14 @@ class Assembly:
         """
         if any(self._missing):
             raise ArithmeticMismatchError("a restored state is incomplete")
+        # Each host buffer goes as soon as it is copied: the state is there once, not
+        # twice, and one leaf.
         arrays = [
-            [
-                mx.array(host).view(DTYPES[leaf.dtype])
-                for leaf, host in zip(cache.leaves, hosts, strict=True)
-            ]
+            [mx.array(hosts.pop(0)).view(DTYPES[leaf.dtype]) for leaf in cache.leaves]
             for cache, hosts in zip(self._layout.caches, self._host, strict=True)
         ]
-        self._host.clear()
-        caches = rebuild(self._layout, arrays, self._position)
         mx.eval(arrays)
-        return caches
+        return rebuild(self._layout, arrays, self._position)
 
 
 def _bytes(array: Any) -> memoryview:  # noqa: ANN401 - mlx arrays and numpy's
