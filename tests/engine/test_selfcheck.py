@@ -6,7 +6,7 @@ import pytest
 from kvport.snapshot.engine import restore
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.engine.selfcheck import selfcheck
-from kvport.snapshot.errors import BadPromptError, UnsupportedModelError
+from kvport.snapshot.errors import SettingError, UnsupportedModelError
 from kvport.snapshot.state.blobs import Assembly
 
 ARCHITECTURES = [
@@ -56,7 +56,7 @@ def test_restoring_nothing_fails(model_dir, tmp_path, monkeypatch):
 
 
 def test_a_prompt_too_short_for_the_policy_is_refused(model_dir, tmp_path):
-    with pytest.raises(BadPromptError):
+    with pytest.raises(SettingError):
         check(model_dir("llama"), tmp_path, Policy.EXACT, tokens=256)
 
 

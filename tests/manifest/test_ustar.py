@@ -267,3 +267,16 @@ def test_standard_tools_unpack_the_container(tmp_path):
     subprocess.run(["tar", "-xf", "prefix.kvport"], cwd=tmp_path, check=True)
     for digest, content in builder.blobs().items():
         assert (tmp_path / "blobs" / "blake3" / digest.hex()).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"# kvport\n", bytes(range(256)) * 8, b"{}" * 600]
+)
+def test_a_file_of_another_kind_is_called_that(data):
+    def read():
+        reader = Reader()
+        list(reader.feed(data))
+        reader.finish()
+
+    with pytest.raises(ContainerError, match="no kvport artifact"):
+        read()

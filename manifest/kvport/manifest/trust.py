@@ -20,7 +20,7 @@ from kvport.manifest.digests import parse_hex32
 from kvport.manifest.errors import FormatError, LimitExceededError, UntrustedKeyError
 from kvport.manifest.fields import take, take_exact, take_items, take_text
 from kvport.manifest.identity import KeyId
-from kvport.manifest.keys import PublicKey
+from kvport.manifest.keys import PublicKey, fingerprint
 from kvport.manifest.limits import TRUST_BYTES, TRUST_NAMES
 from kvport.manifest.timestamps import ALWAYS, format_time, parse_time
 
@@ -160,7 +160,9 @@ class TrustList:
         """
         entry = next((e for e in self.entries if e.key_id == key_id), None)
         if entry is None:
-            raise UntrustedKeyError("the signer is not in the trust list")
+            raise UntrustedKeyError(
+                f"the signer, {fingerprint(key_id)}, is not in the trust list"
+            )
         if not entry.not_before <= now < entry.not_after:
             raise UntrustedKeyError("the signer is not trusted at this time")
         if role not in entry.roles:

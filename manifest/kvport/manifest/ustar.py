@@ -25,12 +25,15 @@ from kvport.manifest.limits import ENVELOPE_BYTES
 BLOCK: Final = 512
 TRAILER: Final = bytes(2 * BLOCK)
 ENVELOPE_NAME: Final = "envelope.json"
+_FIRST: Final = ENVELOPE_NAME.encode() + b"\0"
+"""How every container begins."""
 TOKENS_NAME: Final = "tokens"
 
 _SIZE_LIMIT: Final = 8**11  # eleven octal digits
 _NAME: Final = slice(0, 100)
 _SIZE: Final = slice(124, 136)
 _TYPE: Final = slice(156, 157)
+_MAGIC: Final = slice(257, 263)
 _OCTAL: Final = re.compile(rb"[0-7]{11}\x00")
 _REGULAR: Final = b"0"
 
@@ -185,6 +188,8 @@ class Reader:
             ContainerError: the container is not complete.
         """
         if not self._ended:
+            if self._following is None and not self._header.startswith(_FIRST):
+                raise ContainerError("the file is no kvport artifact")
             raise ContainerError("the container ends too early")
 
     @property
@@ -229,6 +234,8 @@ class Reader:
 
 
 def _envelope_size(received: bytes) -> int:
+    if received[_MAGIC] != b"ustar\0" and not received.startswith(_FIRST):
+        raise ContainerError("the file is no kvport artifact")
     if not _OCTAL.fullmatch(received[_SIZE]):
         raise ContainerError("the first entry's size is not in its one form")
     size = int(received[_SIZE][:-1], 8)

@@ -237,3 +237,11 @@ class ArtifactGoneError(KvportError):
     code = "artifact_gone"
     cause = "The artifact's state had to make room, or its signing key was replaced."
     advice = "Send the prompt again, then export it again."
+
+
+class SettingError(KvportError):
+    """Settings contradict each other, or what they are for."""
+
+    code = "setting"
+    cause = "A setting contradicts another one, or the model."
+    advice = "See the message for what would fit."

@@ -31,7 +31,12 @@ from kvport.snapshot.engine.restore import selection
 from kvport.snapshot.engine.runner import Store, Tuning
 from kvport.snapshot.engine.scheduler import Engine, Ticket
 from kvport.snapshot.engine.template import Rendered, render_chat, render_text
-from kvport.snapshot.errors import BadPromptError, CacheOffError, HomeInUseError
+from kvport.snapshot.errors import (
+    BadPromptError,
+    CacheOffError,
+    HomeInUseError,
+    SettingError,
+)
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
@@ -175,11 +180,12 @@ class Node:
         Raises:
             ModelLoadError: there is no such model, or mlx-lm cannot load it.
             UnsupportedModelError: mlx-lm cannot batch it.
+            SettingError: another model has its name.
         """
         found, directory = locate(source)
         name = name or found
         if name in self.engine.models:
-            raise BadPromptError(f"two models are called {name!r}; name one NAME=PATH")
+            raise SettingError(f"two models are called {name!r}; name one NAME=PATH")
         model = self.engine.load(name, directory, self._files, self._store)
         log.info("model_loaded", model=name, cached=model.refusal is None)
         if model.refusal is not None:

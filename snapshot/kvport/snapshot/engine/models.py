@@ -70,8 +70,8 @@ def locate(source: str) -> tuple[str, Path]:
     try:
         found = Path(snapshot_download(source, allow_patterns=_HUB_PATTERNS))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
-        message = "no such directory, and no such model can be downloaded"
-        raise ModelLoadError(message) from error
+        reason = f"no such directory, and not to be downloaded ({type(error).__name__})"
+        raise ModelLoadError(f"{source}: {reason}") from error
     return source.rstrip("/").rsplit("/", 1)[-1], found
 
 

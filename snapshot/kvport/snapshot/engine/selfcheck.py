@@ -41,8 +41,8 @@ from kvport.snapshot.engine.runner import Store, Tuning
 from kvport.snapshot.engine.scheduler import Engine
 from kvport.snapshot.engine.stops import Plan, plan
 from kvport.snapshot.errors import (
-    BadPromptError,
     EngineStoppedError,
+    SettingError,
     UnsupportedModelError,
 )
 from kvport.snapshot.state.kinds import rebuild
@@ -106,13 +106,13 @@ def selfcheck(
         seed: of the prompt.
 
     Raises:
-        BadPromptError: the prompt is too short for the policy to restore anything.
+        SettingError: the prompt is too short for the policy to restore anything.
         UnsupportedModelError: the model runs without the cache, and why.
     """
     last = tokens - 1
     expected = last if policy is Policy.NEAREST else last // chunk * chunk
     if expected < 1:
-        raise BadPromptError("the prompt is too short for this policy to restore")
+        raise SettingError(f"the policy restores multiples of {chunk} tokens only")
     tuning = Tuning(chunk=chunk, stride=chunk, live_bytes=1 << 40)
     local = SigningKey.generate().public.key_id
     files = FileDigests(work / "digests.json")
