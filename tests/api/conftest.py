@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kvport.api.client import Client
-from kvport.api.server import Server
+from kvport.api.server import Server, claim_socket
 from kvport.snapshot.engine.runner import Tuning
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.node import Node, NodeSettings
@@ -47,7 +47,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(home: Path, *models: Path, **settings) -> Iterator[Running]:
+def running(
+    home: Path, *models: Path, patience: float = 60, **settings
+) -> Iterator[Running]:
     tuning = Tuning(chunk=256, stride=256)
     settings = {"tuning": tuning, "cap_bytes": 1 << 30, **settings}
     node = Node.open(NodeSettings(home=home, **settings))
@@ -55,7 +57,7 @@ def running(home: Path, *models: Path, **settings) -> Iterator[Running]:
         undo.callback(node.close)
         for model in models:
             node.load_model(str(model))
-        server = Server(node)
+        server = Server(node, claim_socket("127.0.0.1", 0), patience=patience)
         undo.pop_all()
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(lambda _: ready.set(),))

@@ -32,3 +32,8 @@ def status(opened: socket.socket) -> int:
         assert byte, "the connection was closed without an answer"
         line += byte
     return int(line.split()[1])
+
+
+def everything(opened: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    return b"".join(iter(lambda: opened.recv(1 << 16), b""))

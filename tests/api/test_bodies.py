@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from kvport.api.bodies import ChatBody, CompletionBody, PrefixBody, ProbeBody, decode
+from kvport.api.bodies import (
+    ChatBody,
+    CompletionBody,
+    ExportBody,
+    PrefixBody,
+    ProbeBody,
+    decode,
+)
 from kvport.api.errors import BadRequestError
 from kvport.api.messages import conversation
 
@@ -16,6 +23,8 @@ TEXT = {"model": "m", "prompt": "Hi"}
 def refusal(kind, body):
     with pytest.raises(BadRequestError) as refused:
         decode(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    for field in refused.value.fields:
+        assert field.split(".")[0] in refused.value.message, "the text names it, too"
     return refused.value
 
 
@@ -123,6 +132,62 @@ def test_a_refusal_does_not_repeat_what_was_sent():
     assert "secret" not in error.message
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("presence_penalty", 1),
+        ("logit_bias", {"5": 1}),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "look"}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+        ("response_format", {"json_schema": {"name": "x"}, "type": "json_schema"}),
+        ("functions", []),
+        ("modalities", ["audio"]),
+    ],
+)
+def test_what_would_change_the_answer_is_called_unsupported(field, value):
+    error = refusal(ChatBody, {**CHAT, field: value})
+    assert error.message.startswith(f'"{field}" is not supported')
+
+
+def test_only_completions_have_fields_with_one_value():
+    assert refusal(PrefixBody, {**TEXT, "n": 1}).message == '"n" is not supported'
+
+
+@pytest.mark.parametrize(("kind", "good"), [(ChatBody, CHAT), (CompletionBody, TEXT)])
+@pytest.mark.parametrize("value", [None, "high", 7, [True], {"a": {}}])
+def test_fields_without_effect_are_ignored_whatever_they_hold(kind, good, value):
+    names = [
+        "metadata", "parallel_tool_calls", "prompt_cache_key", "reasoning_effort",
+        "safety_identifier", "service_tier", "store", "user", "verbosity",
+    ]  # fmt: skip
+    body = {**good, **dict.fromkeys(names, value)}
+    assert decode(kind, json.dumps(body).encode()).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"model": "m"}, '"messages" is missing'),
+        ({**CHAT, "max_tokens": 0}, '"max_tokens": expected `int` >= 1'),
+        (
+            {**CHAT, "cache": {"policy": "newest"}},
+            '"cache.policy": not one of the values that it takes',
+        ),
+        ([], "the body: expected `object`, got `array`"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_where(body, message):
+    assert refusal(ChatBody, body).message == message
+
+
+@pytest.mark.parametrize("least", [0, -1, 1.5, "1", True, 1 << 40])
+def test_a_least_number_of_tokens_is_a_number_of_tokens(least):
+    body = {"model": "m", "prompt": "Hi", "min_tokens": least}
+    assert refusal(ExportBody, body).fields == ("min_tokens",)
+
+
 def test_fields_that_clients_commonly_send_are_taken():
     common = {
         "user": "me", "n": 1, "frequency_penalty": 0, "presence_penalty": 0.0,
@@ -167,5 +232,15 @@ def test_arguments_of_tool_calls_become_objects():
 )
 def test_messages_of_another_form_are_refused(message):
     with pytest.raises(BadRequestError) as refused:
-        conversation([message])
+        conversation([*TALK, message])
     assert refused.value.fields == ("messages",)
+    assert refused.value.message.startswith('"messages[1]": ')
+
+
+def test_arguments_nested_without_end_are_a_bad_request():
+    from kvport.api.errors import BadRequestError
+    from kvport.api.messages import conversation
+
+    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    with pytest.raises(BadRequestError):
+        conversation([{"role": "assistant", "tool_calls": [call]}])

@@ -1,13 +1,16 @@
 """Completions as clients of OpenAI's API send and read them."""
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
 
+from kvport.api.openai_forms import ChatForm, TextForm, Usage
 from kvport.api.problems import ProblemError
+from kvport.snapshot.engine.requests import Generated, Logprob
 from kvport.snapshot.engine.runner import Tuning
 from tests.api.conftest import running
 
@@ -136,6 +139,51 @@ def test_logprobs_of_a_text_have_the_older_form(http):
     ):
         assert len(top) == 2
         assert top[token] == logprob == max(top.values())
+    starts = found["text_offset"]
+    ends = [*starts[1:], len(answer["text"])]
+    assert [
+        answer["text"][start:end] for start, end in zip(starts, ends, strict=True)
+    ] == found["tokens"]
+
+
+def test_streamed_offsets_go_on_from_piece_to_piece(http):
+    whole = text(http, logprobs=0).json()["choices"][0]["logprobs"]["text_offset"]
+    pieces = events(text(http, logprobs=0, stream=True))
+    offsets = [piece["choices"][0]["logprobs"]["text_offset"] for piece in pieces]
+    assert [offset for one in offsets for offset in one] == whole
+    assert len(whole) == 8
+    assert len(set(whole)) > 1
+
+
+@pytest.mark.parametrize("form", [ChatForm, TextForm])
+def test_a_token_that_cannot_come_has_a_log_probability_that_json_can_hold(form):
+    never = Logprob(6, -math.inf)
+    token = Generated(
+        token=5, text="x", logprob=-math.inf, top=(never,), full=None, finish="stop"
+    )
+    made = form(model="m", decode=str, with_logprobs=True)
+    usage = Usage(prompt=1, generated=1, restored=0)
+    found = json.dumps(made.whole([token], usage)["choices"][0]["logprobs"])
+    assert found.count("-9999.0") == 2
+    assert "Infinity" not in found
+
+
+def test_a_failure_in_a_stream_is_the_same_problem_as_elsewhere(tmp_path, model_dir):
+    with (
+        running(tmp_path / "home", model_dir("llama")) as server,
+        server.http() as http,
+    ):
+        body = {"model": "llama", "prompt": "on", "ignore_eos": True}
+        endless = {**body, "max_tokens": 1 << 19, "stream": True}
+        with http.stream("POST", "/v1/completions", json=endless) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.node.engine.close()
+            *_, event, data, _ = lines
+        refused = text(http)
+    assert event == "event: error"
+    assert json.loads(data.removeprefix("data: ")) == refused.json()
+    assert refused.json()["error"]["code"] == "shutting_down"
 
 
 def test_top_logprobs_without_logprobs_are_refused(http):

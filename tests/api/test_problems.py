@@ -72,7 +72,33 @@ def test_the_frameworks_refusals_are_problems(origin, method, path, status, code
     assert answer.status_code == problem["status"] == status
     assert problem["code"] == code
     assert problem["type"] == f"urn:kvport:error:{code}"
-    assert set(problem) == {"type", "title", "status", "detail", "code"}
+    members = {"type", "title", "status", "detail", "code"}
+    assert set(problem) == members | ({"error"} if path.startswith("/v1/") else set())
+
+
+def test_openai_clients_find_their_error_in_a_problem(origin):
+    with origin.http() as http:
+        answer = http.post("/v1/completions", json={"model": "llama", "prompt": []})
+        unnamed = http.post("/v1/completions", content=b"{")
+    problem = answer.json()
+    assert (problem["code"], problem["fields"]) == ("bad_request", ["prompt"])
+    assert problem["error"] == {
+        "message": problem["detail"], "type": "bad_request",
+        "code": "bad_request", "param": "prompt",
+    }  # fmt: skip
+    assert unnamed.json()["error"]["param"] is None
+
+
+@pytest.mark.parametrize("key", [{}, {"authorization": "Bearer no"}])
+def test_openai_clients_find_it_in_the_guards_refusals_too(origin, key):
+    answer = httpx.get(f"{origin.url}/v1/models", headers=key, trust_env=False)
+    assert answer.json()["error"]["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize("path", ["/api/cache/probe", "/v1beta"])
+def test_other_addresses_have_plain_problems(origin, path):
+    with origin.http() as http:
+        assert "error" not in http.post(path, content=b"{").json()
 
 
 def test_an_unexpected_failure_says_nothing_of_itself(tmp_path, model_dir):

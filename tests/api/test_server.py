@@ -2,13 +2,10 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,7 +17,8 @@ from kvport.api.errors import (
     UnreachableError,
     WrongServerError,
 )
-from kvport.api.server import GRACE_SECONDS, Server, serve
+from kvport.api.server import Server, claim_socket, serve
+from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.node import Node, NodeSettings
 from tests.api.conftest import Running, running
 
@@ -81,13 +79,28 @@ def test_what_answers_but_is_no_kvport_is_refused(origin):
         thread.join(30)
 
 
-def test_a_taken_port_is_refused_and_the_node_closed(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        node = Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30))
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_port_that_another_server_has_cannot_be_claimed(listens):
+    with claim_socket("127.0.0.1", 0) as taken:
+        if listens:
+            taken.listen()
         with pytest.raises(PortError):
-            serve(node, port=taken.getsockname()[1])
-    with running(tmp_path) as server:
-        assert server.client.health().status == "ok"
+            claim_socket("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_claimed_port_refuses_until_it_is_served():
+    with claim_socket("127.0.0.1", 0) as claimed, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(claimed.getsockname(), 5)
+
+
+def test_what_cannot_be_served_is_closed(tmp_path):
+    node = Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30))
+    claimed = claim_socket("127.0.0.1", 0)
+    (tmp_path / "keys" / "api.key").unlink()
+    with pytest.raises(KeyFileError):
+        serve(node, claimed)
+    assert claimed.fileno() == -1
+    Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30)).close()
 
 
 def test_the_same_port_can_be_had_again_at_once(tmp_path):
@@ -95,37 +108,28 @@ def test_the_same_port_can_be_had_again_at_once(tmp_path):
         port = server.server.port
         server.client.health()
     node = Node.open(NodeSettings(home=tmp_path, cap_bytes=1 << 30))
-    again = Server(node, port=port)
+    again = Server(node, claim_socket("127.0.0.1", port))
     again.stop()
     again.run()
     assert again.port == port
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_server_in_order(tmp_path, model_dir, how):
-    program = Path(__file__).with_name("serving.py")
-    command = [sys.executable, str(program), str(tmp_path), str(model_dir("llama"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        with Client.for_home(tmp_path) as client:
-            assert client.url == url
-            stream = client.stream(
-                "llama", tokens=[1] * 600, max_tokens=1 << 19, ignore_eos=True
-            )
-            next(stream)
-            began = time.monotonic()
-            process.send_signal(how)
-            with pytest.raises(UnreachableError):
-                list(stream)
-        assert process.stdout.readline() == "closed\n"
-        assert process.wait(30) == 0
-        assert time.monotonic() - began < GRACE_SECONDS + 10
-    assert not (tmp_path / "run.json").exists()
-
-    with running(tmp_path, model_dir("llama")) as server:
-        probe = server.client.probe("llama", tokens=[1] * 600)
-    assert probe.restorable_tokens == 599, "what was captured is kept"
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_schema_says_what_becomes_of_each_field(origin: Running, path):
+    with origin.http() as http:
+        operation = http.get("/schema").json()["paths"][path]["post"]
+    content = operation["requestBody"]["content"]["application/json"]
+    taken, ignored, refused, rest = operation["description"].split("\n\n")[1:]
+    for name, schema in content["schema"]["properties"].items():
+        place = taken
+        if "Ignored" in schema.get("description", ""):
+            place = ignored
+        elif name in {"n", "presence_penalty", "response_format", "suffix", "echo"}:
+            place = refused
+        if place is not taken or f"`{name}`" not in refused:
+            assert f"`{name}`" in place
+    assert "`n` (1)" in refused
+    assert rest == "All other fields are refused."
 
 
 def test_the_schema_describes_the_bodies(origin: Running):

@@ -4,11 +4,13 @@ import io
 import itertools
 import threading
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from kvport.api.errors import IncompleteError
 from kvport.api.problems import ProblemError
+from kvport.api.routes_cache import IMPORTS
 from tests.api import raw
 from tests.api.conftest import Running, running, trust
 
@@ -61,12 +63,14 @@ def test_an_export_announces_what_it_is(origin, model):
     assert answer.headers["kvport-artifact"].startswith("blake3:")
     restorable = int(answer.headers["kvport-restorable-tokens"])
     assert restorable in {len(tokens) - 1, len(tokens)}
+    assert int(answer.headers["kvport-prompt-tokens"]) == len(tokens)
 
 
 def test_a_kept_export_is_described_and_can_be_fetched_again(origin, model, tmp_path):
     tokens = computed(origin, model)
     kept = origin.client.keep(model, tokens=tokens)
     assert (kept.format_version, kept.model) == (1, model)
+    assert kept.prompt_tokens == len(tokens)
     assert kept.engine_version.startswith("mlx-lm ")
     assert kept.prefix_digest.startswith("blake3:")
     with origin.http(accept=ARTIFACT) as http:
@@ -111,6 +115,34 @@ def test_what_was_never_computed_is_a_conflict(origin):
     with pytest.raises(ProblemError) as nothing:
         origin.client.export("llama", io.BytesIO(), tokens=[300, *new_prompt()])
     assert (nothing.value.code, nothing.value.status) == ("never_computed", 409)
+
+
+def test_an_export_says_how_much_of_the_prompt_it_holds(origin):
+    tokens = computed(origin)
+    longer = [*tokens, *new_prompt(50)]
+    info = origin.client.export("llama", io.BytesIO(), tokens=longer)
+    assert (info.restorable_tokens, info.prompt_tokens) == (700, 750)
+    enough = origin.client.export(
+        "llama", io.BytesIO(), tokens=longer, min_tokens=info.restorable_tokens
+    )
+    assert enough.restorable_tokens == info.restorable_tokens
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_less_than_the_least_is_not_exported(origin, tmp_path, kept):
+    longer = [*computed(origin), *new_prompt(50)]
+    before = origin.client.artifacts()
+    file = tmp_path / "it.kvport"
+    keep, export = origin.client.keep, partial(origin.client.export, to=file)
+    with pytest.raises(ProblemError) as refusal:
+        (keep if kept else export)("llama", tokens=longer, min_tokens=701)
+    assert (refusal.value.code, refusal.value.status) == ("not_restorable", 409)
+    assert refusal.value.message == (
+        "only 700 of 750 prompt tokens are restorable, fewer than min_tokens"
+    )
+    assert not list(tmp_path.iterdir())
+    assert origin.client.artifacts() == before
+    assert origin.client.stats()["cache"]["leases"] == 0
 
 
 def test_without_a_cache_there_is_nothing_to_export(tmp_path, model_dir):
@@ -299,6 +331,28 @@ def test_only_so_many_imports_run_at_once(origin, destination):
             return http.post("/api/cache/import", content=data).status_code == 200
 
     until(taken)
+
+
+def test_an_import_that_stalls_is_aborted_and_frees_its_slot(
+    origin, tmp_path, model_dir
+):
+    data = exported(origin)
+    with running(tmp_path / "home", model_dir("llama"), patience=0.2) as server:
+        trust(server, origin)
+        before = server.client.stats()["cache"]["account"]
+        with ExitStack() as opened:
+            stalled = [
+                opened.enter_context(raw.connection(server)) for _ in range(IMPORTS)
+            ]
+            for one in stalled:
+                begin_import(server, one, len(data))
+                one.sendall(data[: len(data) // 2])
+            answers = [raw.everything(one) for one in stalled]
+            for answer in answers:
+                assert answer.lstrip().startswith(b"HTTP/1.1 408 ")
+                assert b'"code":"stalled"' in answer
+        until(lambda: server.client.stats()["cache"]["account"] == before)
+        assert server.client.import_(io.BytesIO(data)).restored_tokens == 700
 
 
 def begin_import(server: Running, opened, size: int) -> None:

@@ -13,12 +13,14 @@ NAMES = ("transfer",)
 def main() -> None:
     results = []
     for name in sys.argv[1:] or NAMES:
-        result = importlib.import_module(f"tests.bench.{name}").main()
+        module = importlib.import_module(f"tests.bench.{name}")
+        result = module.main()
         results.append(result)
-        width = max(map(len, result))
-        for key, value in result.items():
-            shown = f"{value:.3f}" if isinstance(value, float) else value
-            print(f"{key:{width}}  {shown}", flush=True)
+        rows = module.table(result)
+        print(f"{name}, median of {result['rounds']}:", flush=True)
+        width = max(len(label) for label, _ in rows)
+        for label, figure in rows:
+            print(f"  {label:{width}}  {figure}", flush=True)
     print(json.dumps({"benchmarks": results}))
 
 

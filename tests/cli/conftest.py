@@ -9,7 +9,7 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-from kvport.api.cli import main
+from kvport.api.cli.commands import root
 from kvport.api.demo.servers import starting_server
 
 
@@ -21,7 +21,7 @@ class Cli:
 
     def run(self, *args: str, stdin: bytes | None = None) -> Result:
         return CliRunner().invoke(
-            main, list(args), input=stdin, env={"KVPORT_HOME": str(self.home)}
+            root, list(args), input=stdin, env={"KVPORT_HOME": str(self.home)}
         )
 
     def json(self, *args: str, stdin: bytes | None = None) -> Any:

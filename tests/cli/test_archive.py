@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import attrs
 import pytest
 
+from kvport.manifest.identity import fingerprint
 from tests.manifest.builder import KEY, OTHER_KEY, ManifestBuilder
 
 # Made in the past, and valid for as long as these tests may run.
@@ -70,11 +71,12 @@ def test_inspect_for_people_says_the_same(cli, file):
     facts = cli.json("inspect", str(file))
     for text in (
         facts["artifact_id"],
-        KEY.public.key_id,
+        fingerprint(KEY.public.key_id),
+        "3: 1 attention, 1 sliding-window, 1 recurrent",
         "mlx-lm 0.32.2",
         "10 in 4 segments, blocks of 4",
         "6 (fork)",
-        "4 cold, 6 derived tokens",
+        "4 from an empty cache, 6 continued",
         "mac-a",
         "2190-01-01T00:00:00Z",
     ):
@@ -90,6 +92,37 @@ def test_inspect_needs_no_trust_and_no_home(cli, file):
 def test_inspect_reads_standard_input(cli, file):
     from_stdin = cli.json("inspect", "-", stdin=file.read_bytes())
     assert from_stdin == cli.json("inspect", str(file))
+
+
+def test_inspect_leaves_out_what_is_not_said(cli, file):
+    assert all(cli.json("inspect", str(file))["info"].values())
+
+
+def test_inspect_compares_the_files_size_with_the_declared_one(cli, file):
+    data = file.read_bytes()
+    facts = cli.json("inspect", str(file))
+    assert facts["complete"]
+    assert facts["size_bytes"] == facts["declared_bytes"] == len(data)
+    assert "bytes of" not in cli.run("inspect", str(file)).stderr
+    for other, word in ((data[:-512], "cut short"), (data + b"x", "followed by")):
+        file.write_bytes(other)
+        for facts in (
+            cli.json("inspect", str(file)),
+            cli.json("inspect", "-", stdin=other),
+        ):
+            assert not facts["complete"]
+            assert facts["size_bytes"] == len(other)
+            assert facts["declared_bytes"] == len(data)
+        assert word in cli.run("inspect", str(file)).stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_refused_file_is_named(trusting, file, command):
+    file.write_bytes(b'[{"role": "user"}]' * 100)
+    said = trusting.run(command, str(file)).stderr
+    assert said.startswith(f"error[container]: {file}: ")
+    said = trusting.run(command, "-", stdin=file.read_bytes()).stderr
+    assert said.startswith("error[container]: standard input: ")
 
 
 def test_inspect_refuses_what_is_no_container(cli, file):
@@ -139,6 +172,11 @@ def test_verify_refuses_a_file_for_another_machine(trusting, file):
     other = attrs.evolve(ARTIFACT, audience=(OTHER_KEY.public.key_id,))
     file.write_bytes(_container(other))
     assert trusting.refusal("verify", str(file)) == "wrong_scope"
+
+
+def test_a_directory_is_refused_by_name(cli, tmp_path):
+    assert cli.refusal("inspect", str(tmp_path)) == "local_file"
+    assert str(tmp_path) in cli.run("inspect", str(tmp_path)).stderr
 
 
 def test_a_missing_file_is_refused_by_name(cli, tmp_path):

@@ -1,15 +1,18 @@
 """`kvport demo`: with short prompts all of it, and that it leaves nothing running."""
 
+import fcntl
 import json
 import signal
 import subprocess
 import sys
 
 import attrs
+import pytest
 
 from kvport.api.cli import demo as command
 from kvport.api.demo.conversation import long_prompt, next_turn
 from kvport.api.demo.run import SUBJECTS, run
+from kvport.api.demo.servers import ended_in_order
 from kvport.api.run_file import running
 
 FIELDS = {
@@ -41,7 +44,8 @@ def test_the_demonstration_keeps_its_promises(cli, tmp_path, monkeypatch):
     assert "not empty" in again.stderr
 
 
-def test_a_demonstration_that_is_terminated_ends_its_servers(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_demonstration_that_is_ended_ends_its_servers(tmp_path, number):
     process = subprocess.Popen(
         [sys.executable, "-m", "kvport.api", "demo", "--keep", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -51,15 +55,30 @@ def test_a_demonstration_that_is_terminated_ends_its_servers(tmp_path):
         assert computing.startswith("llama")
         homes = [tmp_path / "llama" / name for name in "ab"]
         assert all(running(home) for home in homes)
-        process.terminate()
+        process.send_signal(number)
         out, words = process.communicate()
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
     assert out == ""
     assert "Traceback" not in words
+    if number is signal.SIGKILL:
+        # Nobody is left to wait for them: they see it and end by themselves.
+        for home in homes:
+            with (home / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+    else:
+        assert process.returncode == 128 + number
     assert not any(running(home) for home in homes)
+
+
+def test_a_closed_terminal_ends_nothing_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_in_order():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_table_says_when_an_answer_differs(cli, monkeypatch):

@@ -9,6 +9,8 @@ def test_build_writes_a_model_that_selfcheck_passes(cli, tmp_path):
     assert built == {"model": "llama", "directory": str(directory)}
     args = ["--model", str(directory), "--tokens", "600", "--policy", "exact"]
     report = cli.json("selfcheck", *args)
+    assert report.pop("duration_s") > 0
+    assert report.pop("numerics")["chunk"] == 512
     assert report == {
         "model": "tiny",
         "policy": "exact",
@@ -27,13 +29,18 @@ def test_selfcheck_leaves_nothing_behind(cli, tmp_path, monkeypatch, model_dir):
     monkeypatch.setattr("tempfile.tempdir", str(work))
     result = cli.run("selfcheck", "--model", str(model_dir("llama")), "--tokens", "40")
     assert result.exit_code == 0, result.output
-    assert "restored_tokens   39 (expected 39)" in result.stdout
+    assert "39 of 40 tokens, expected 39" in result.stdout
     assert not list(work.iterdir())
+
+
+def test_selfcheck_takes_a_prompt_of_four_chunks_unless_told(cli, model_dir):
+    args = ["selfcheck", "--model", str(model_dir("llama")), "--chunk", "256"]
+    assert cli.json(*args)["tokens"] == 4 * 256 + 1
 
 
 def test_selfcheck_of_too_short_a_prompt_is_refused(cli, model_dir):
     args = ["--model", str(model_dir("llama")), "--tokens", "100", "--policy", "exact"]
-    assert cli.refusal("selfcheck", *args) == "bad_prompt"
+    assert cli.refusal("selfcheck", *args) == "setting"
 
 
 def test_build_refuses_what_it_cannot_build(cli, tmp_path):

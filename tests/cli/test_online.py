@@ -4,12 +4,15 @@ import itertools
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvport.api.run_file import running
+from kvport.snapshot.keyring import Keyring
 
 ROOM = ["--max-tokens", "4"]
 FIRST_CHARACTERS = itertools.count(0x410)
@@ -116,7 +119,9 @@ def test_export_writes_a_file_that_the_other_server_imports(pair, prompt, tmp_pa
     assert there["text"] == answer["text"]
     known = other.json("cache", "artifacts")["artifacts"]
     assert exported["artifact_id"] in {one["artifact_id"] for one in known}
-    assert exported["artifact_id"] in other.run("cache", "artifacts").stdout
+    table = other.run("cache", "artifacts").stdout
+    assert exported["artifact_id"].partition(":")[2][:8] in table
+    assert all(len(line) <= 80 for line in table.splitlines())
 
 
 def test_export_to_standard_output_is_imported_from_standard_input(pair, prompt):
@@ -153,6 +158,44 @@ def test_export_of_what_was_never_computed_leaves_no_file(server, prompt, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_export_says_how_much_of_the_prompt_it_carries(server, prompt, tmp_path):
+    server.run("complete", prompt, *ROOM)
+    file = str(tmp_path / "prefix.kvport")
+    # The reply continued the prompt, so that the prompt's last token is here too.
+    whole = server.run("export", prompt, "-o", file)
+    tokens = len(prompt)
+    assert f"exported {tokens} of {tokens} prompt tokens" in whole.stdout
+    assert whole.stderr == ""
+    longer = prompt + "and nobody has computed this"
+    part = server.run("export", longer, "-o", file)
+    carried = server.json("export", longer, "-o", file)
+    assert carried["prompt_tokens"] == len(longer)
+    assert f"{carried['restorable_tokens']} of {len(longer)} prompt" in part.stdout
+    assert "never computed here" in part.stderr
+
+
+def test_export_of_less_than_is_wanted_leaves_no_file(server, prompt, tmp_path):
+    server.run("complete", prompt, *ROOM)
+    args = ["export", prompt + "more", "-o", str(tmp_path / "x"), "--min-tokens"]
+    assert server.refusal(*args, str(len(prompt) + 3)) == "not_restorable"
+    assert not list(tmp_path.iterdir())
+    server.json(*args, "1")
+
+
+@pytest.mark.parametrize("output", ["missing/x.kvport", "."])
+def test_export_to_no_file_is_refused_by_its_name(server, output, prompt, tmp_path):
+    server.run("complete", prompt, *ROOM)
+    named = f"{tmp_path}/{output}"
+    assert server.refusal("export", prompt, "-o", named) == "local_file"
+    said = server.run("export", prompt, "-o", named).stderr
+    assert said.startswith(f"error[local_file]: {Path(named)}: ")
+
+
+def test_the_prompt_of_one_dash_is_standard_input(server, prompt):
+    piped = server.json("complete", "-", *ROOM, stdin=prompt.encode())
+    assert piped["prompt_tokens"] == len(prompt)
+
+
 def test_export_to_standard_output_has_no_room_for_json(server, prompt):
     assert server.run("export", prompt, "-o", "-", "--json").exit_code == 2
 
@@ -163,7 +206,15 @@ def test_import_of_a_damaged_file_is_refused(server, prompt, tmp_path):
     server.json("export", prompt, "-o", str(file))
     file.write_bytes(file.read_bytes()[:-1])
     assert server.refusal("import", str(file)) == "container"
+    assert f"]: {file}: " in server.run("import", str(file)).stderr
     assert server.refusal("import", str(tmp_path / "missing")) == "local_file"
+
+
+def test_probe_tells_what_a_policy_would_restore(server, prompt):
+    server.run("complete", prompt, *ROOM)
+    assert server.json("probe", prompt, "--policy", "exact")["restorable_tokens"] == 0
+    near = server.json("probe", prompt, "--policy", "nearest")
+    assert near["restorable_tokens"] == len(prompt) - 1
 
 
 def test_stats_add_up(server):
@@ -193,6 +244,9 @@ def test_an_unknown_model_is_refused(server, prompt):
 def test_without_a_server_the_refusal_says_so(cli, prompt):
     assert cli.refusal("cache", "stats") == "no_server"
     assert cli.refusal("complete", prompt) == "no_server"
+    said = cli.run("complete", prompt).stderr
+    assert f"no server runs on the home {cli.home}" in said
+    assert f"kvport serve --model DIR --home {cli.home}" in said
 
 
 def test_the_key_is_not_shown_to_the_server_of_another_home(server, other_server):
@@ -200,6 +254,42 @@ def test_the_key_is_not_shown_to_the_server_of_another_home(server, other_server
     assert server.refusal("cache", "stats", "--url", url) == "wrong_server"
     own = running(server.home).url
     assert server.json("cache", "stats", "--url", own)
+
+
+def test_a_server_elsewhere_is_called_with_its_key_alone(
+    cli, server, tmp_path, monkeypatch
+):
+    there = ["models", "list", "--url", running(server.home).url]
+    key = Keyring(server.home).api_key()
+    file = tmp_path / "key"
+    file.write_text(f"{key}\n")
+    listed = server.json("models", "list")
+    assert cli.json(*there, "--api-key-file", str(file)) == listed
+    monkeypatch.setenv("KVPORT_API_KEY", key)
+    assert cli.json(*there) == listed
+    monkeypatch.setenv("KVPORT_API_KEY", "x" * 43)
+    assert cli.refusal(*there) == "unauthorized"
+    monkeypatch.setenv("KVPORT_API_KEY", "two words")
+    assert cli.refusal(*there) == "local_file"
+    missing = str(tmp_path / "missing")
+    assert cli.refusal(*there, "--api-key-file", missing) == "local_file"
+
+
+def test_ctrl_c_in_the_middle_of_a_reply_ends_the_line(server, prompt):
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "kvport.api", "complete", prompt),
+            *("--home", str(server.home), "--max-tokens", "4000"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    begun = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, words = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert (begun + rest).endswith(b"\n")
+    assert words == b"interrupted\n"
 
 
 def test_a_closed_port_is_unreachable(server):

@@ -4,7 +4,10 @@ import pytest
 import rich_click as click
 
 from kvport.api.cli.options import Size
-from kvport.api.cli.output import fingerprint, format_bytes
+from kvport.api.cli.output import format_bytes, report
+from kvport.api.errors import BadRequestError
+from kvport.manifest.errors import BindingMismatchError
+from kvport.manifest.identity import fingerprint
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,19 @@ def test_sizes_are_written(size, text):
 def test_a_fingerprint_is_128_bits_in_groups():
     text = fingerprint("ed25519:" + "0123456789abcdef" * 4)
     assert text == "0123 4567 89ab cdef 0123 4567 89ab cdef"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (BindingMismatchError("elsewhere", fields=["mlx_lm"]), "  differs: mlx_lm"),
+        (BadRequestError("wrong", fields=["top_p"]), "  field: top_p"),
+        (BadRequestError("wrong", fields=["top_p", "seed"]), "  fields: top_p, seed"),
+        (BadRequestError("top_p is wrong", fields=["top_p"]), None),
+    ],
+)
+def test_fields_are_shown_once_and_called_what_they_are(capsys, error, line):
+    report(error, click.Context(click.Command("any")))
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == f"error[{error.code}]: {error.message}"
+    assert rest == [*([line] if line else []), f"  {error.advice}"]

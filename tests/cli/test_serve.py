@@ -9,23 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from kvport.api.cli.serve import CHUNK, STRIDE
+from kvport.api.cli.starting import claimed
 from kvport.api.demo.servers import starting_server
 from kvport.api.errors import UnreachableError
-from kvport.api.run_file import running
+from kvport.api.run_file import is_locked, running
+from kvport.snapshot.errors import HomeInUseError, SettingError
+from tests.cli.conftest import Cli
 
 
 def command(home, *args: str) -> list[str]:
     return [sys.executable, "-m", "kvport.api", "serve", "--home", str(home), *args]
 
 
-def refusal(home, *args: str) -> str:
-    """The code with which the server does not start."""
+def refusal(home, *args: str) -> tuple[str, str]:
+    """The code with which the server does not start, and what it says."""
     done = subprocess.run(
         command(home, *args, "--json"), check=False, capture_output=True, text=True
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    return json.loads(done.stdout)["code"]
+    problem = json.loads(done.stdout)
+    return problem["code"], problem["detail"]
 
 
 @contextmanager
@@ -78,20 +83,111 @@ def _ends_in_order(process: subprocess.Popen, number: signal.Signals) -> None:
     assert "Traceback" not in log
 
 
-def test_a_taken_port_is_refused(server, tmp_path, model):
+@pytest.fixture
+def home(tmp_path) -> Path:
+    return tmp_path / "home"
+
+
+def test_a_taken_port_is_refused(server, home, model):
     port = str(running(server.home).port)
-    assert refusal(tmp_path / "home", "--model", model, "--port", port) == "port"
+    code, _ = refusal(home, "--model", model, "--port", port)
+    assert code == "port"
+    assert not home.exists()
 
 
-def test_two_models_of_one_name_are_refused(tmp_path, model):
-    models = ["--model", f"m={model}"] * 2
-    assert refusal(tmp_path / "home", *models, "--port", "0") == "bad_prompt"
+@pytest.mark.parametrize("names", [("m=", "m="), ("", ""), ("", "llama=")])
+def test_two_models_of_one_name_are_refused(home, model, names):
+    models = [arg for name in names for arg in ("--model", f"{name}{model}")]
+    code, said = refusal(home, *models, "--port", "0")
+    assert code == "setting"
+    assert "NAME=PATH" in said
+    assert not home.exists()
 
 
-def test_a_directory_that_is_no_model_is_refused(tmp_path):
+@pytest.mark.parametrize("source", ["/no/such/directory", "./none", __file__])
+def test_what_is_no_directory_is_refused_by_name(home, source):
+    code, said = refusal(home, "--model", source, "--port", "0")
+    assert code == "model_load"
+    assert source in said
+    assert not home.exists()
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path, home):
     (tmp_path / "empty").mkdir()
-    args = ["--model", str(tmp_path / "empty"), "--port", "0"]
-    assert refusal(tmp_path / "home", *args) == "model_load"
+    code, _ = refusal(home, "--model", str(tmp_path / "empty"), "--port", "0")
+    assert code == "model_load"
+
+
+def test_a_home_in_use_is_refused_by_name(server, model):
+    code, said = refusal(server.home, "--model", model, "--port", "0")
+    assert code == "home_in_use"
+    assert str(server.home) in said
+
+
+def test_a_cache_in_use_is_refused_by_name(server, home, model):
+    cache = str(server.home / "cache")
+    args = ["--model", model, "--cache-dir", cache, "--port", "0"]
+    code, said = refusal(home, *args)
+    assert code == "cache_in_use"
+    assert cache in said
+
+
+def test_the_defaults_are_those_of_the_engine():
+    from kvport.snapshot.engine.runner import Tuning
+
+    engine = Tuning()
+    assert (engine.chunk, engine.stride) == (CHUNK, STRIDE)
+
+
+def fail_in_claim(home: Path, *, released: bool) -> None:
+    with claimed(home) as claim:
+        assert (home / "lock").exists()
+        if released:
+            claim.release()
+        raise SettingError("no")
+
+
+def test_a_failed_start_removes_only_a_home_that_it_made_and_still_holds(home):
+    for released, left in ((False, False), (True, True), (False, True)):
+        with pytest.raises(SettingError):
+            fail_in_claim(home, released=released)
+        assert home.exists() == left
+
+
+def test_a_claimed_home_is_not_claimed_twice(home):
+    with claimed(home), pytest.raises(HomeInUseError), claimed(home):
+        pass
+
+
+def test_a_command_waits_for_a_server_that_is_starting(home, model):
+    with subprocess.Popen(
+        command(home, "--port", "0", "--model", model, "--no-cache"),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            while not is_locked(home):
+                assert process.poll() is None
+            assert running(home) is None
+            listed = Cli(home).json("models", "list")
+        finally:
+            process.kill()
+    assert [one["name"] for one in listed["models"]] == ["llama"]
+
+
+def test_it_ends_with_standard_input_if_it_is_told_to(home, model):
+    with subprocess.Popen(
+        command(home, "--port", "0", "--model", model, "--exit-with-stdin"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert str(home) in process.stdout.readline()
+            process.stdin.close()
+            assert process.wait(60) == 0
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+    assert running(home) is None
 
 
 def test_a_server_of_the_demonstration_that_does_not_start_says_why(server, model):

@@ -1,5 +1,6 @@
 """`kvport keys` and `kvport trust`."""
 
+import json
 import subprocess
 import sys
 
@@ -58,8 +59,62 @@ def test_the_private_key_is_never_printed(cli):
         assert seed not in cli.run(*args).output
 
 
-def test_trust_list_of_no_home_is_empty(cli):
-    assert cli.json("trust", "list") == {"trust": []}
+@pytest.mark.parametrize("args", [["list"], ["remove", "bob"]])
+def test_there_is_no_trust_list_without_a_home(cli, args):
+    assert cli.refusal("trust", *args) == "no_home"
+    assert str(cli.home) in cli.run("trust", *args).stderr
+    assert not cli.home.exists()
+
+
+def test_the_fingerprint_is_the_same_wherever_it_is_shown(cli, other):
+    cli.run("keys", "init")
+    shown = cli.json("keys", "show")["fingerprint"]
+    assert trusted(cli)["this node"]["fingerprint"] == shown
+    assert shown in cli.run("trust", "list").stdout
+
+
+def test_the_public_key_alone_is_what_trust_add_takes(cli, tmp_path):
+    cli.run("keys", "init")
+    key = cli.run("keys", "show", "--public-key").stdout
+    assert key == cli.json("keys", "show")["public_key"] + "\n"
+    elsewhere = type(cli)(tmp_path / "elsewhere")
+    added = elsewhere.json("trust", "add", key, "--name", "here")
+    assert added["fingerprint"] == cli.json("keys", "show")["fingerprint"]
+
+
+def test_the_table_of_trusted_keys_fits_a_terminal(cli, other):
+    cli.run("trust", "add", other, "--name", "bob")
+    assert all(len(line) <= 80 for line in cli.run("trust", "list").stdout.splitlines())
+
+
+@pytest.mark.parametrize("field", ["key_id", "fingerprint"])
+def test_trust_add_of_what_names_a_key_says_what_is_wanted(cli, field):
+    cli.run("keys", "init")
+    result = cli.run(
+        "trust", "add", cli.json("keys", "show")[field], "--name", "b", "--json"
+    )
+    assert result.exit_code == 2
+    said = json.loads(result.stdout)["detail"]
+    assert "PUBLIC_KEY" in said
+    assert "64 hex digits that `kvport keys show` prints" in said
+    assert f"that is a {field.replace('_', ' ')}" in said
+
+
+@pytest.mark.parametrize("form", ["key_id", "fingerprint", "unspaced", "name"])
+def test_trust_remove_takes_whatever_names_the_key(cli, other, form):
+    added = cli.json("trust", "add", other, "--name", "bob")
+    added["unspaced"] = added["fingerprint"].replace(" ", "").upper()
+    removed = cli.json("trust", "remove", added[form])
+    assert removed == {"key_id": added["key_id"]}
+    assert trusted(cli).keys() == {"this node"}
+
+
+def test_trust_remove_of_a_name_that_two_keys_have_is_refused(cli, other):
+    cli.run("trust", "add", other, "--name", "bob")
+    another = SigningKey.generate().public.raw.hex()
+    cli.run("trust", "add", another, "--name", "bob")
+    assert cli.refusal("trust", "remove", "bob") == "not_listed"
+    assert len(cli.json("trust", "list")["trust"]) == 3
 
 
 def test_trust_add_is_seen_until_removed(cli, other):
@@ -89,22 +144,24 @@ def test_trust_add_of_the_same_key_replaces_its_entry(cli, other):
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "hint"),
     [
-        ["zz", "--name", "bob"],
-        ["00" * 31, "--name", "bob"],
-        ["11" * 32],
-        ["11" * 32, "--name", "\x1b[31m"],
-        ["11" * 32, "--name", "bob", "--scope", "not a scope"],
-        ["11" * 32, "--name", "bob", "--model", "*", "--model", "m"],
-        ["11" * 32, "--name", "bob", "--expires", "2001-01-01"],
-        ["11" * 32, "--name", "bob", "--expires", "tomorrow"],
+        (["zz", "--name", "bob"], "PUBLIC_KEY"),
+        (["00" * 31, "--name", "bob"], "PUBLIC_KEY"),
+        (["11" * 32], "--name"),
+        (["11" * 32, "--name", "\x1b[31m"], "--name"),
+        (["11" * 32, "--name", "bob", "--scope", "not a scope"], "--scope"),
+        (["11" * 32, "--name", "bob", "--model", "*", "--model", "m"], "--model"),
+        (["11" * 32, "--name", "bob", "--expires", "2001-01-01"], "--expires"),
+        (["11" * 32, "--name", "bob", "--expires", "tomorrow"], "--expires"),
     ],
 )
-def test_trust_add_of_what_is_no_entry_is_wrong_usage(cli, args):
+def test_trust_add_of_what_is_no_entry_is_wrong_usage(cli, args, hint):
     cli.run("keys", "init")
     before = (cli.home / "trust.json").read_bytes()
-    assert cli.run("trust", "add", *args).exit_code == 2
+    result = cli.run("trust", "add", *args, "--json")
+    assert result.exit_code == 2
+    assert hint in json.loads(result.stdout)["detail"]
     assert (cli.home / "trust.json").read_bytes() == before
 
 
@@ -116,7 +173,7 @@ def test_trust_add_of_a_weak_key_is_refused(cli):
 def test_trust_remove_of_an_unknown_key_is_refused(cli):
     cli.run("keys", "init")
     assert cli.refusal("trust", "remove", f"ed25519:{'00' * 32}") == "not_listed"
-    assert cli.run("trust", "remove", "bob").exit_code == 2
+    assert cli.refusal("trust", "remove", "bob") == "not_listed"
 
 
 def test_concurrent_trust_add_loses_no_entry(cli):

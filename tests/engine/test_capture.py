@@ -117,6 +117,20 @@ def test_exact_equals_an_empty_cache(rig, prompt, arch):
     assert np.array_equal(again.logprobs, fresh.logprobs)
 
 
+@pytest.mark.parametrize("arch", ["falcon_h1", "mamba2", "llama"])
+def test_exact_restores_up_to_the_fork_only(rig, prompt, arch):
+    """An empty cache would stop at the fork: cold state beyond it has other bits."""
+    tokens, fork = prompt(321), 314
+    options = {"max_tokens": 20, "full_logprobs": True, "policy": Policy.EXACT}
+    small = {"chunk": 64, "stride": 64, "block": 64}
+    fresh = rig(arch, home="b", **small).complete(tokens, fork=fork, **options)
+    r = rig(arch, **small)
+    r.complete([*tokens, 1, 2, 3, 4, 5], policy=Policy.EXACT)
+    again = r.complete(tokens, fork=fork, **options)
+    assert again.restored == (320 if arch == "llama" else 256)
+    assert np.array_equal(again.logprobs, fresh.logprobs)
+
+
 def test_exact_never_restores_decoded_or_foreign_state(rig, prompt):
     r = rig("llama", chunk=256)
     tokens = prompt(200)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvport.snapshot.engine.template import render_chat, render_text
-from kvport.snapshot.errors import BadPromptError
+from kvport.snapshot.errors import BadPromptError, PromptTooLargeError
 
 SYSTEM = {"role": "system", "content": "Answer in short words. " * 12}
 HYBRIDS = ["qwen3_5", "mamba2", "gemma3_text", "llama"]
@@ -72,3 +72,14 @@ def test_messages_that_the_template_refuses_are_a_bad_prompt(rig, model_dir):
     tokenizer = rig(model_dir("llama")).engine.model("m").tokenizer
     with pytest.raises(BadPromptError):
         render_chat(tokenizer, [{"role": "user"}])
+
+
+def test_texts_that_no_prefix_can_hold_are_refused_before_they_cost_memory(
+    rig, model_dir
+):
+    tokenizer = rig(model_dir("llama")).engine.model("m").tokenizer
+    text = "x" * ((4 << 20) + 1)
+    with pytest.raises(PromptTooLargeError):
+        render_text(tokenizer, text)
+    with pytest.raises(PromptTooLargeError):
+        render_chat(tokenizer, [user(text)])

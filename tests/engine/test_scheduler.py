@@ -221,3 +221,30 @@ def test_b02_a_failing_capture_costs_speed_only(rig, prompt, monkeypatch):
     monkeypatch.undo()
     assert r.complete(tokens, max_tokens=8).tokens == expected
     assert r.complete(tokens).restored == 999
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-38, 1e-9])
+def test_the_coldest_temperatures_are_greedy(rig, prompt, temperature):
+    r = rig()
+    greedy = r.complete(prompt(40), max_tokens=20).tokens
+    cold = Sampling(temperature=temperature, seed=3)
+    assert r.complete(prompt(40), sampling=cold, max_tokens=20).tokens == greedy
+    narrow = Sampling(temperature=1.0, top_p=1e-300, seed=3)
+    assert r.complete(prompt(40), sampling=narrow, max_tokens=20).tokens == greedy
+
+
+def test_state_that_cannot_be_read_is_computed(rig, prompt, monkeypatch):
+    """Too many open files, a volume that fails: slower, and never an error."""
+    from kvport.snapshot.errors import StorageError
+
+    r = rig("qwen3_5")
+    expected = r.complete(prompt(600)).tokens
+
+    def refuse(*_):
+        raise StorageError("for the test")
+
+    monkeypatch.setattr(r.cache, "read", refuse)
+    again = r.complete(prompt(600))
+    assert (again.restored, again.tokens) == (0, expected)
+    monkeypatch.undo()
+    assert r.complete(prompt(600)).restored == 599

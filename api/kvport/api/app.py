@@ -27,8 +27,8 @@ from kvport.api.handling import Http
 from kvport.api.problems import INTERNAL, RETRY_AFTER_SECONDS, Problem
 from kvport.api.replies import ClientGoneError
 from kvport.api.routes_cache import (
-    IMPORTS,
-    ImportSlots,
+    PATIENCE_SECONDS,
+    Imports,
     export_prefix,
     get_artifact,
     import_artifact,
@@ -44,13 +44,17 @@ from kvport.snapshot.node import Node
 log = structlog.get_logger(__name__)
 
 
-def create_app(node: Node) -> Litestar:
+def create_app(node: Node, *, patience: float = PATIENCE_SECONDS) -> Litestar:
     """The application that serves a node; it neither opens nor closes it.
+
+    Args:
+        node: what is served.
+        patience: seconds for which an import's client may send nothing.
 
     Raises:
         KeyFileError: the API key cannot be read.
     """
-    slots = ImportSlots(IMPORTS)
+    imports = Imports(patience)
     return Litestar(
         route_handlers=[
             export_prefix,
@@ -67,7 +71,7 @@ def create_app(node: Node) -> Litestar:
         ],
         dependencies={
             "node": Provide(lambda: node, sync_to_thread=False),
-            "slots": Provide(lambda: slots, sync_to_thread=False),
+            "imports": Provide(lambda: imports, sync_to_thread=False),
         },
         middleware=[Guard(node.keyring.api_key())],
         exception_handlers={
@@ -89,22 +93,22 @@ def create_app(node: Node) -> Litestar:
     )
 
 
-def _refused(_: Http, error: KvportError) -> Response[Any]:
-    return _response(Problem.of(error))
+def _refused(http: Http, error: KvportError) -> Response[Any]:
+    return _response(http, Problem.of(error))
 
 
-def _not_understood(_: Http, error: HTTPException) -> Response[Any]:
+def _not_understood(http: Http, error: HTTPException) -> Response[Any]:
     """The framework's own refusals, in our words: its texts repeat what was sent."""
     if isinstance(error, NotFoundException):
-        return _refused(_, NotFoundError("nothing is at this address"))
+        return _refused(http, NotFoundError("nothing is at this address"))
     if isinstance(error, MethodNotAllowedException):
-        return _refused(_, MethodNotAllowedError("the address takes another method"))
+        return _refused(http, MethodNotAllowedError("the address takes another method"))
     if isinstance(error, RequestEntityTooLarge):
-        return _refused(_, TooLargeError("the body is above the limit"))
+        return _refused(http, TooLargeError("the body is above the limit"))
     if error.status_code >= 500:
         log.warning("request_failed", reason=type(error).__name__)
-        return _response(INTERNAL)
-    return _refused(_, BadRequestError("the request is not understood"))
+        return _response(http, INTERNAL)
+    return _refused(http, BadRequestError("the request is not understood"))
 
 
 def _nobody_there(_: Http, __: ClientGoneError) -> Response[Any]:
@@ -112,19 +116,22 @@ def _nobody_there(_: Http, __: ClientGoneError) -> Response[Any]:
     return Response(None, status_code=400)
 
 
-def _failed(_: Http, error: Exception) -> Response[Any]:
+def _failed(http: Http, error: Exception) -> Response[Any]:
     log.error("request_failed", exc_info=error)
-    return _response(INTERNAL)
+    return _response(http, INTERNAL)
 
 
-def _response(problem: Problem) -> Response[Any]:
+def _response(http: Http, problem: Problem) -> Response[Any]:
     headers = {"cache-control": "no-store"}
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if problem.status == 408:
+        # The rest of the body may come yet: it is not another request.
+        headers["connection"] = "close"
     if problem.status == 429:
         headers["retry-after"] = str(RETRY_AFTER_SECONDS)
     return Response(
-        problem.encode(),
+        problem.at(http.scope["path"]).encode(),
         status_code=problem.status,
         media_type=media.PROBLEM,
         headers=headers,

@@ -31,6 +31,7 @@ from kvport.api.results import (
     Artifact,
     Completion,
     Delta,
+    Download,
     ExportInfo,
     Health,
     ImportInfo,
@@ -42,6 +43,7 @@ from kvport.api.run_file import fingerprint, running
 from kvport.snapshot.keyring import Keyring
 
 T = TypeVar("T")
+D = TypeVar("D", bound=Download)
 
 _TIMEOUT: Final = httpx.Timeout(60, connect=5, read=None)
 """Seconds; a long prompt may be computed for many minutes before the first byte."""
@@ -171,6 +173,7 @@ class Client:
         model: str,
         to: Path | BinaryIO,
         *,
+        min_tokens: int | None = None,
         progress: Progress | None = None,
         **prompt: Unpack[PromptArguments],
     ) -> ExportInfo:
@@ -179,6 +182,7 @@ class Client:
         Args:
             model: its name on the server.
             to: a file, which appears only once it is complete, or a stream.
+            min_tokens: refuse to export less than this, with code `not_restorable`.
             progress: called with bytes so far and in total.
             **prompt: whose state to export.
 
@@ -187,17 +191,30 @@ class Client:
             IncompleteError: it broke off: what `to` got, if it is a stream, is void.
             UnreachableError: no answer.
         """
-        body = {"model": model, **prompt}
-        return self._download("POST", "/api/cache/export", to, progress, json=body)
+        body = _export_body(model, min_tokens, prompt)
+        return self._download(
+            ExportInfo, "POST", "/api/cache/export", to, progress, json=body
+        )
 
-    def keep(self, model: str, **prompt: Unpack[PromptArguments]) -> KeptExport:
+    def keep(
+        self,
+        model: str,
+        *,
+        min_tokens: int | None = None,
+        **prompt: Unpack[PromptArguments],
+    ) -> KeptExport:
         """Export, but leave the artifact with the server, for `download`.
+
+        Args:
+            model: its name on the server.
+            min_tokens: refuse to keep less than this, with code `not_restorable`.
+            **prompt: whose state to export.
 
         Raises:
             ProblemError: the server refuses.
             UnreachableError: no answer.
         """
-        body = {"model": model, **prompt}
+        body = _export_body(model, min_tokens, prompt)
         headers = {"accept": media.JSON}
         return self._post("/api/cache/export", KeptExport, json=body, headers=headers)
 
@@ -207,10 +224,10 @@ class Client:
         to: Path | BinaryIO,
         *,
         progress: Progress | None = None,
-    ) -> ExportInfo:
+    ) -> Download:
         """Write a kept artifact; arguments and errors as of `export`."""
         path = f"/api/cache/artifacts/{artifact_id}"
-        return self._download("GET", path, to, progress)
+        return self._download(Download, "GET", path, to, progress)
 
     def import_(
         self,
@@ -260,7 +277,7 @@ class Client:
         return self._post("/api/cache/probe", ProbeInfo, json=body)
 
     def artifacts(self) -> tuple[Artifact, ...]:
-        """Kept exports and admitted artifacts, newest first."""
+        """Kept exports and admitted imports, newest first."""
         listed = self._get("/api/cache/artifacts", dict[str, Any])
         return msgspec.convert(listed["artifacts"], tuple[Artifact, ...])
 
@@ -282,15 +299,16 @@ class Client:
 
     def _download(
         self,
+        kind: type[D],
         method: str,
         path: str,
         to: Path | BinaryIO,
         progress: Progress | None,
         **request: Any,
-    ) -> ExportInfo:
+    ) -> D:
         headers = {"accept": media.ARTIFACT}
         with self._streamed(method, path, headers=headers, **request) as response:
-            info = ExportInfo.from_headers(response.headers)
+            info = kind.from_headers(response.headers)
             with open_destination(to) as file:
                 done = 0
                 try:
@@ -299,7 +317,7 @@ class Client:
                         done += len(piece)
                         if progress is not None:
                             progress(done, info.size_bytes)
-                except httpx.RemoteProtocolError as error:
+                except (httpx.RemoteProtocolError, httpx.ReadError) as error:
                     raise IncompleteError("the transfer ended early") from error
                 if done != info.size_bytes:
                     raise IncompleteError("the transfer ended early")
@@ -328,6 +346,13 @@ def _decode(data: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         message = "what answers at the address is no kvport server of this version"
         raise UnreachableError(message) from error
+
+
+def _export_body(
+    model: str, min_tokens: int | None, prompt: PromptArguments
+) -> dict[str, Any]:
+    least = {} if min_tokens is None else {"min_tokens": min_tokens}
+    return {"model": model, **least, **prompt}
 
 
 def _completion_body(
@@ -360,7 +385,7 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
         if line.startswith(b"data: "):
             content = _decode(line[6:], dict[str, Any])
             if "error" in content:
-                raise ProblemError(msgspec.convert(content["error"], Problem))
+                raise ProblemError(msgspec.convert(content, Problem))
             yield content
     raise UnreachableError("the answer broke off")
 

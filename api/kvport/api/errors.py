@@ -46,6 +46,14 @@ class MethodNotAllowedError(KvportError):
     advice = "GET /schema lists the methods of each address."
 
 
+class StalledError(KvportError):
+    """The client sends nothing any more, or reads nothing."""
+
+    code = "stalled"
+    cause = "The client stopped sending an artifact, or reading a reply."
+    advice = "Check the network and the client, then try again."
+
+
 class PortError(KvportError):
     """The port to serve on cannot be had."""
 
@@ -59,7 +67,7 @@ class NoServerError(KvportError):
 
     code = "no_server"
     cause = "No process serves from this home."
-    advice = "Start one with `kvport serve --home DIR`, or name a server with --url."
+    advice = "Start one with `kvport serve --model DIR`, or name a server by its URL."
 
 
 class WrongServerError(KvportError):
@@ -69,7 +77,7 @@ class WrongServerError(KvportError):
     cause = (
         "What answers at the address is not the server of this home; no key was sent."
     )
-    advice = "Restart the home's server, or pass the --home that belongs to --url."
+    advice = "Use the home that belongs to the URL, or give the key: KVPORT_API_KEY."
 
 
 class UnreachableError(KvportError):
@@ -84,5 +92,5 @@ class IncompleteError(KvportError):
     """A download ended early; nothing is left at its destination."""
 
     code = "incomplete"
-    cause = "The server broke the transfer off: stored state was found damaged."
+    cause = "The server broke the transfer off: it stops, or stored state is damaged."
     advice = "See the server's log, send the prompt again, then export again."

@@ -16,13 +16,17 @@ _HEAD = """\
 
 Every error has a stable code. Over HTTP it comes as a problem (RFC 9457,
 `application/problem+json`) with `type`, `title` (the cause), `status`, `detail`, `code`
-and, where something has a name, `fields`. The command line prints code, detail and what
-to do, and with `--json` the same as JSON; `kvport.api.client` raises `ProblemError`.
+and, where something has a name, `fields`. Below /v1 the same body has a member `error`
+as clients of OpenAI's API read it: `message` (the detail), `type` and `code` (the code)
+and `param` (the first of `fields`, or null). The command line prints code, detail and
+what to do, and with `--json` the same as JSON; `kvport.api.client` raises
+`ProblemError`.
 
-After a refused import (422, 413, 507) nothing was admitted. A stream of tokens that
-fails on the way ends with an event `error`, whose data is `{"error": <problem>}`. An
-export that fails on the way breaks the connection off: its body is shorter than its
-Content-Length.
+After a refused import (408, 413, 422, 507) nothing was admitted. A stream of tokens
+that fails on the way ends with an event `error`, whose data is the same body. An export
+that fails on the way breaks the connection off: its body is shorter than its
+Content-Length. A server that stops ends every stream with `shutting_down`, answers
+other requests with it, and breaks exports off.
 
 This page is made by `python -m kvport.api.errors_page`.
 

@@ -1,6 +1,7 @@
 """Artifacts on the client's side: written whole or not at all, and read in pieces."""
 
 import contextlib
+import io
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -19,12 +20,26 @@ Progress = Callable[[int, int], None]
 def open_destination(to: Path | BinaryIO) -> Iterator[BinaryIO]:
     """Where a download goes; a file appears under its name when the block ends well.
 
+    Links are followed. A pipe or a device is written to, and stays what it is.
+
     Raises:
         OSError: it cannot be written.
     """
+    if isinstance(to, io.RawIOBase):  # standard output of an unbuffered Python
+        whole = io.BufferedWriter(to)  # a raw write may take less than it is given
+        try:
+            yield whole
+        finally:
+            whole.detach()  # flushes, and leaves the stream open
+        return
     if not isinstance(to, Path):
         yield to
         return
+    if to.exists() and not to.is_file():
+        with to.open("wb") as file:
+            yield file
+        return
+    to = Path(os.path.realpath(to))
     temporary = to.with_name(f".{to.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

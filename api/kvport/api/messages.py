@@ -54,9 +54,10 @@ def render(node: Node, body: PrefixBody | ChatBody | CompletionBody) -> Rendered
         return node.render(body.model, Prompt(text=body.prompt, tokens=body.tokens))
     finished = body.messages[-1].get("role") == "assistant"
     options = body.chat_template_kwargs or {}
-    if not _RESERVED.isdisjoint(options):
+    if reserved := sorted(_RESERVED.intersection(options)):
         raise BadRequestError(
-            "a name is no variable of a template", fields=("chat_template_kwargs",)
+            f'"chat_template_kwargs": {reserved[0]} is no variable of a template',
+            fields=("chat_template_kwargs",),
         )
     prompt = Prompt(
         messages=conversation(body.messages), tools=body.tools, options=options
@@ -72,15 +73,24 @@ def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         BadRequestError: no role, or content that is not text.
     """
     found = []
-    for message in messages:
-        if not isinstance(message.get("role"), str):
-            raise BadRequestError("a message has no role", fields=("messages",))
-        one = dict(message)
-        one["content"] = _text(message.get("content"))
-        if message.get("tool_calls"):
-            one["tool_calls"] = _calls(message["tool_calls"])
-        found.append(one)
+    for number, message in enumerate(messages):
+        try:
+            found.append(_message(message))
+        except ValueError as error:
+            text = f'"messages[{number}]": {error}'
+            raise BadRequestError(text, fields=("messages",)) from error
     return found
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """One of them; a `ValueError` says what is wrong with it."""
+    if not isinstance(message.get("role"), str):
+        raise ValueError("there is no role")  # noqa: TRY004 - one kind for all
+    one = dict(message)
+    one["content"] = _text(message.get("content"))
+    if message.get("tool_calls"):
+        one["tool_calls"] = _calls(message["tool_calls"])
+    return one
 
 
 def _text(content: object) -> str:
@@ -97,15 +107,14 @@ def _part(part: object) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return text
-    raise BadRequestError("a message's content is not text", fields=("messages",))
+    raise ValueError("the content is not text")
 
 
 def _calls(calls: object) -> list[dict[str, Any]]:
     try:
         return [_call(call) for call in msgspec.convert(calls, list[dict[str, Any]])]
-    except (msgspec.DecodeError, AttributeError) as error:
-        message = "a message's tool calls are not of the API's form"
-        raise BadRequestError(message, fields=("messages",)) from error
+    except (msgspec.DecodeError, AttributeError, RecursionError) as error:
+        raise ValueError("the tool calls are not of the API's form") from error
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

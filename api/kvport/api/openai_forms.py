@@ -2,19 +2,25 @@
 
 Extensions, which clients of that API skip over: `token_ids` with every choice. Numbers
 are written so that they read back to the same bits: a float32 log-probability is exact.
+JSON has no infinity: a token that cannot come has the log-probability -9999, as there.
 """
 
 import abc
+import itertools
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import attrs
 
 from kvport.snapshot.engine.requests import Generated
 
 Json = dict[str, Any]
+
+_NEVER: Final = -9999.0
+"""Stands for the log-probability minus infinity."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,9 +72,9 @@ class Form(abc.ABC):
         """The chunk before the first token, if the form has one."""
         return None
 
-    def chunk(self, token: Generated) -> Json:
-        """One token's chunk."""
-        choice = self._choice([token]) | self._chunk_text(token.text)
+    def chunk(self, token: Generated, offset: int) -> Json:
+        """One token's chunk; `offset` is the length of the text before it."""
+        choice = self._choice([token], offset) | self._chunk_text(token.text)
         return self._frame(self.chunk_object, [choice])
 
     def usage_chunk(self, usage: Usage) -> Json:
@@ -84,11 +90,11 @@ class Form(abc.ABC):
             "choices": choices,
         }
 
-    def _choice(self, tokens: Sequence[Generated]) -> Json:
+    def _choice(self, tokens: Sequence[Generated], offset: int = 0) -> Json:
         return {
             "index": 0,
             "finish_reason": tokens[-1].finish if tokens else None,
-            "logprobs": self._logprobs(tokens) if self.with_logprobs else None,
+            "logprobs": self._logprobs(tokens, offset) if self.with_logprobs else None,
             "token_ids": [token.token for token in tokens],
         }
 
@@ -99,7 +105,7 @@ class Form(abc.ABC):
     def _chunk_text(self, text: str) -> Json: ...
 
     @abc.abstractmethod
-    def _logprobs(self, tokens: Sequence[Generated]) -> Json: ...
+    def _logprobs(self, tokens: Sequence[Generated], offset: int) -> Json: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +128,7 @@ class ChatForm(Form):
     def _chunk_text(self, text: str) -> Json:
         return {"delta": {"content": text}}
 
-    def _logprobs(self, tokens: Sequence[Generated]) -> Json:
+    def _logprobs(self, tokens: Sequence[Generated], offset: int) -> Json:  # noqa: ARG002 - chats have no offsets
         return {
             "content": [
                 self._entry(token.token, token.logprob)
@@ -133,7 +139,11 @@ class ChatForm(Form):
 
     def _entry(self, token: int, logprob: float | None) -> Json:
         text = self.decode(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {
+            "token": text,
+            "logprob": _finite(logprob),
+            "bytes": list(text.encode()),
+        }
 
 
 @attrs.frozen(kw_only=True)
@@ -150,16 +160,27 @@ class TextForm(Form):
 
     _chunk_text = _whole_text
 
-    def _logprobs(self, tokens: Sequence[Generated]) -> Json:
+    def _logprobs(self, tokens: Sequence[Generated], offset: int) -> Json:
+        """In the older form.
+
+        An offset counts the characters of the reply that were certain before the token:
+        tokens that make up one character together begin at the same one.
+        """
+        lengths = [len(token.text) for token in tokens[:-1]]
         return {
             "tokens": [self.decode(token.token) for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
             "top_logprobs": [self._top(token) for token in tokens],
+            "text_offset": list(itertools.accumulate(lengths, initial=offset)),
         }
 
     def _top(self, token: Generated) -> Json:
         found: Json = {}
         for other in token.top:
             # Several ids may have one text: the likeliest, which is first, stays.
-            found.setdefault(self.decode(other.token), other.logprob)
+            found.setdefault(self.decode(other.token), _finite(other.logprob))
         return found
+
+
+def _finite(logprob: float | None) -> float | None:
+    return _NEVER if logprob == -math.inf else logprob

@@ -16,27 +16,31 @@ from kvport.api import media
 _REF: Final = "{name}"
 
 
-def takes(kind: type[msgspec.Struct]) -> type[Operation]:
-    """An operation that takes this kind of JSON body."""
+def takes(kind: type[msgspec.Struct], note: str = "") -> type[Operation]:
+    """An operation that takes this kind of JSON body; `note` ends its description."""
     (schema,), parts = msgspec.json.schema_components([kind], ref_template=_REF)
     # Inline: the framework replaces the document's components by its own. The document
     # is made of such dicts; its type wants the framework's classes.
     whole = cast("Schema", _inlined(schema, parts))
-    return _operation(media.JSON, OpenAPIMediaType(schema=whole))
+    return _operation(media.JSON, OpenAPIMediaType(schema=whole), note)
 
 
 def takes_artifact() -> type[Operation]:
     """An operation that takes an artifact's bytes."""
-    return _operation(media.ARTIFACT, OpenAPIMediaType())
+    return _operation(media.ARTIFACT, OpenAPIMediaType(), "")
 
 
-def _operation(media_type: str, content: OpenAPIMediaType) -> type[Operation]:
+def _operation(
+    media_type: str, content: OpenAPIMediaType, note: str
+) -> type[Operation]:
     @dataclass
     class Takes(Operation):
         def __post_init__(self) -> None:
             self.request_body = RequestBody(
                 content={media_type: content}, required=True
             )
+            if note:
+                self.description = f"{self.description}\n\n{note}"
 
     return Takes
 

@@ -3,6 +3,7 @@
 * `STATUS` maps each code to its status; `LOCAL` names the codes that never cross HTTP.
   A test holds every code to be in exactly one of them.
 * What is not a `KvportError` becomes `internal`, without a word of what happened.
+* Below /v1 a problem has a further member, `error`, which clients of OpenAI's API read.
 """
 
 from http import HTTPStatus
@@ -15,6 +16,8 @@ from kvport.manifest.errors import KvportError, all_codes
 RETRY_AFTER_SECONDS: Final = 5
 """What clients are told to wait when too many requests wait already."""
 
+OPENAI_PATHS: Final = "/v1/"
+
 STATUS: Final[dict[str, int]] = {
     "internal": 500,
     # Requests.
@@ -24,6 +27,7 @@ STATUS: Final[dict[str, int]] = {
     "not_found": 404,
     "unknown_model": 404,
     "method_not_allowed": 405,
+    "stalled": 408,
     "too_large": 413,
     "limit_exceeded": 413,
     "prompt_too_large": 413,
@@ -83,11 +87,28 @@ LOCAL: Final = frozenset(
         "no_home",
         "no_server",
         "not_listed",
+        "setting",
         "unreachable",
         "wrong_server",
     }
 )
 """Codes that are raised in the process that reports them."""
+
+
+class OpenAIError(msgspec.Struct, frozen=True):
+    """An error as OpenAI's API has it.
+
+    Attributes:
+        message: what happened here.
+        type: the code.
+        code: the code, too.
+        param: the first of the problem's `fields`.
+    """
+
+    message: str
+    type: str
+    code: str
+    param: str | None
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,6 +121,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         detail: what happened here.
         code: what programs match on.
         fields: names of what differed or was wrong, where there are such names.
+        error: the same for clients of OpenAI's API, below their paths.
     """
 
     type: str
@@ -108,6 +130,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str
     code: str
     fields: tuple[str, ...] = ()
+    error: OpenAIError | None = None
 
     @classmethod
     def of(cls, error: KvportError) -> "Problem":
@@ -121,9 +144,25 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
             fields=error.fields,
         )
 
+    def at(self, path: str) -> "Problem":
+        """The problem as it is answered at a path."""
+        if not path.startswith(OPENAI_PATHS):
+            return self
+        error = OpenAIError(
+            message=self.detail,
+            type=self.code,
+            code=self.code,
+            param=self.fields[0] if self.fields else None,
+        )
+        return msgspec.structs.replace(self, error=error)
+
     def encode(self) -> bytes:
         """The response's body."""
         return msgspec.json.encode(self)
+
+    def event(self) -> bytes:
+        """The last event of a stream of tokens that ends with it."""
+        return b"event: error\ndata: " + self.at(OPENAI_PATHS).encode() + b"\n\n"
 
 
 INTERNAL: Final = Problem.of(KvportError("the server failed; its log says how"))

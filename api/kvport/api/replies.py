@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from litestar.types import Receive
 
+from kvport.api.errors import StalledError
 from kvport.api.streams import gone
 from kvport.manifest.errors import KvportError
 from kvport.snapshot.engine.requests import (
@@ -20,6 +21,9 @@ from kvport.snapshot.errors import EngineStoppedError
 from kvport.snapshot.node import Node
 
 T = TypeVar("T")
+
+_UNREAD: Final = 4096
+"""Events that may wait for a client that reads slowly, or not at all."""
 
 
 class ClientGoneError(Exception):
@@ -36,9 +40,13 @@ class Reply:
             KvportError: the engine does not take it.
         """
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._overrun = False
         loop = asyncio.get_running_loop()
 
         def sink(event: Event) -> None:
+            if self._events.qsize() >= _UNREAD:
+                self._overrun = True
+                self.cancel()
             # At shutdown the loop may be closed before the engine is.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
@@ -54,7 +62,7 @@ class Reply:
         event = await self._events.get()
         if isinstance(event, Started):
             return event.restored
-        raise _ending(event)
+        raise self._ending(event)
 
     async def tokens(self) -> AsyncGenerator[Generated, None]:
         """The reply's tokens, as they come.
@@ -65,7 +73,7 @@ class Reply:
         while True:
             event = await self._events.get()
             if not isinstance(event, Generated):
-                raise _ending(event)
+                raise self._ending(event)
             yield event
             if event.finish is not None:
                 return
@@ -74,12 +82,13 @@ class Reply:
         """End it, if it has not ended; returns at once."""
         self._ticket.cancel()
 
-
-def _ending(event: Event) -> KvportError:
-    if isinstance(event, Failed):
-        return event.error
-    # We cancel only when we listen no more: it was the engine that stopped.
-    return EngineStoppedError("the server is shutting down")
+    def _ending(self, event: Event) -> KvportError:
+        if isinstance(event, Failed):
+            return event.error
+        if self._overrun:
+            return StalledError("the reply was not read, and has been ended")
+        # Else we cancel only when we listen no more: it was the engine that stopped.
+        return EngineStoppedError("the server is shutting down")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -155,8 +155,14 @@ class Completion:
 
 
 @attrs.frozen(kw_only=True)
-class ExportInfo:
-    """An artifact that was written."""
+class Download:
+    """An artifact that was written.
+
+    Attributes:
+        artifact_id: digest of its manifest.
+        restorable_tokens: length of the prefix that it holds.
+        size_bytes: of the file.
+    """
 
     artifact_id: str
     restorable_tokens: int
@@ -165,11 +171,27 @@ class ExportInfo:
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
         """From the headers of the artifact's response."""
-        return cls(
-            artifact_id=headers["kvport-artifact"],
-            restorable_tokens=int(headers["kvport-restorable-tokens"]),
-            size_bytes=int(headers["content-length"]),
-        )
+        return cls(**cls._read(headers))
+
+    @classmethod
+    def _read(cls, headers: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "artifact_id": headers["kvport-artifact"],
+            "restorable_tokens": int(headers["kvport-restorable-tokens"]),
+            "size_bytes": int(headers["content-length"]),
+        }
+
+
+@attrs.frozen(kw_only=True)
+class ExportInfo(Download):
+    """An artifact that was made of a prompt, of this length, and written."""
+
+    prompt_tokens: int
+
+    @classmethod
+    def _read(cls, headers: Mapping[str, str]) -> dict[str, Any]:
+        prompt = int(headers["kvport-prompt-tokens"])
+        return super()._read(headers) | {"prompt_tokens": prompt}
 
 
 @attrs.frozen(kw_only=True)
@@ -178,6 +200,7 @@ class KeptExport:
 
     artifact_id: str
     restorable_tokens: int
+    prompt_tokens: int
     size_bytes: int
     url: str
     format_version: int
@@ -218,7 +241,7 @@ class Artifact:
         issuer: key id of who signed it.
         created: as signed, RFC 3339.
         expires: until when it can be imported.
-        recorded: when it went out or came in.
+        recorded: when it was kept or admitted.
         restorable_tokens: length of the prefix.
         size_bytes: of the file.
         stored: whether its state is still there.

@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
 from kvport.api import media
 from kvport.api.artifacts import facts
-from kvport.api.bodies import PrefixBody, ProbeBody, decode
+from kvport.api.bodies import ExportBody, ProbeBody, decode
+from kvport.api.errors import StalledError
 from kvport.api.handling import Http, Served
 from kvport.api.messages import render
 from kvport.api.operations import takes, takes_artifact
@@ -20,31 +22,41 @@ from kvport.api.streams import Held, Streamed, incoming, outgoing
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.limits import ARTIFACT_BYTES
 from kvport.snapshot.engine.requests import Request
-from kvport.snapshot.errors import OverloadedError, TooLargeError
-from kvport.snapshot.node import ProbeResult
+from kvport.snapshot.errors import (
+    NotRestorableError,
+    OverloadedError,
+    TooLargeError,
+)
+from kvport.snapshot.node import Node, ProbeResult
 from kvport.snapshot.transfer.exporter import Export
 from kvport.snapshot.transfer.importer import Import
 
 IMPORTS: Final = 4
 """Imports at once: each has a thread, and staged bytes that are not yet counted on."""
 
+PATIENCE_SECONDS: Final = 60.0
+"""How long an import's client may send nothing: it holds a place meanwhile."""
 
-class ImportSlots(asyncio.Semaphore):
-    """Bounds the imports that run at once."""
+
+@attrs.frozen
+class Imports:
+    """What bounds imports: the patience with each, in seconds, and their number."""
+
+    patience: float
+    slots: asyncio.Semaphore = attrs.field(factory=lambda: asyncio.Semaphore(IMPORTS))
 
 
-@post("/api/cache/export", status_code=200, operation_class=takes(PrefixBody))
+@post("/api/cache/export", status_code=200, operation_class=takes(ExportBody))
 async def export_prefix(request: Http, node: Served) -> Response[Any]:
     """The longest restorable prefix of a prompt, as a signed artifact.
 
-    With `Accept: application/json` the artifact is kept instead, and described.
+    How much that is say the headers Kvport-Restorable-Tokens and Kvport-Prompt-Tokens;
+    with `min_tokens` less than that is refused. With `Accept: application/json` the
+    artifact is kept instead, and described.
     """
-    body = decode(PrefixBody, await request.body())
-    held = Held(
-        "export",
-        lambda: node.export(body.model, render(node, body).tokens),
-        Export.close,
-    )
+    body = decode(ExportBody, await request.body())
+    tokens = (await asyncio.to_thread(render, node, body)).tokens
+    held = Held("export", lambda: _enough(node, body, tokens), Export.close)
     as_json = request.accept.best_match([media.ARTIFACT, media.JSON]) == media.JSON
     with contextlib.ExitStack() as undo:
         undo.callback(held.close)
@@ -52,9 +64,22 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
         if as_json:
             await held.run(node.artifacts.keep)
             url = f"{request.base_url}api/cache/artifacts/{export.artifact_id}"
-            return Response(export.describe() | {"url": url})
+            facts = {"prompt_tokens": len(tokens), "url": url}
+            return Response(export.describe() | facts)
         undo.pop_all()
-    return _tar(held, export)
+    return _tar(held, export, {"kvport-prompt-tokens": str(len(tokens))})
+
+
+def _enough(node: Node, body: ExportBody, tokens: Sequence[int]) -> Export:
+    """An open export of at least as much as was asked for; blocking."""
+    export = node.export(body.model, tokens)
+    if export.restorable_tokens < (body.min_tokens or 0):
+        export.close()
+        raise NotRestorableError(
+            f"only {export.restorable_tokens} of {len(tokens)} prompt tokens are"
+            " restorable, fewer than min_tokens"
+        )
+    return export
 
 
 @post(
@@ -67,18 +92,18 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
 async def import_artifact(
     request: Http,
     node: Served,
-    slots: NamedDependency[ImportSlots],
+    imports: NamedDependency[Imports],
     model: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
     """Verify an artifact and admit its state, all or nothing."""
     if (request.content_length or 0) > ARTIFACT_BYTES:
         raise TooLargeError("the announced body is above the limit of artifacts")
-    if slots.locked():
+    if imports.slots.locked():
         raise OverloadedError("too many imports run at once")
-    async with slots:
+    async with imports.slots:
         held = Held("import", lambda: node.start_import(model), Import.abort)
         try:
-            await incoming(held, _body(request), Import.feed)
+            await incoming(held, _body(request, imports.patience), Import.feed)
             result = await held.run(Import.finish)
         finally:
             held.close()
@@ -110,7 +135,7 @@ async def probe_prefix(request: Http, node: Served) -> ProbeResult:
 
 @get("/api/cache/artifacts")
 async def list_artifacts(node: Served) -> dict[str, Any]:
-    """Kept exports and admitted artifacts, newest first."""
+    """Kept exports and admitted imports, newest first."""
     found = await asyncio.to_thread(node.artifacts.all)
     return {"artifacts": [facts(one.record, stored=one.stored) for one in found]}
 
@@ -132,7 +157,9 @@ async def get_artifact(
     return _tar(held, export)
 
 
-def _tar(held: Held[Export], export: Export) -> Streamed:
+def _tar(
+    held: Held[Export], export: Export, headers: Mapping[str, str] | None = None
+) -> Streamed:
     return Streamed(
         outgoing(held, Export.stream),
         closing=held.close,
@@ -141,20 +168,27 @@ def _tar(held: Held[Export], export: Export) -> Streamed:
             "content-length": str(export.size),
             "kvport-artifact": export.artifact_id,
             "kvport-restorable-tokens": str(export.restorable_tokens),
+            **(headers or {}),
         },
     )
 
 
-async def _body(request: Http) -> AsyncGenerator[bytes, None]:
+async def _body(request: Http, patience: float) -> AsyncGenerator[bytes, None]:
     """The request's body as it comes.
 
     Raises:
         ClientGoneError: it ended early.
+        StalledError: nothing came for `patience` seconds.
         TooLargeError: it is longer than any artifact.
     """
     received, more = 0, True
     while more:
-        event = await request.receive()
+        try:
+            async with asyncio.timeout(patience):
+                event = await request.receive()
+        except TimeoutError as error:
+            message = f"the client sent nothing for {patience:g} seconds"
+            raise StalledError(message) from error
         if event["type"] != "http.request":
             raise ClientGoneError
         received += len(event["body"])

@@ -17,6 +17,7 @@ from kvport.api.bodies import (
     CompletionBody,
     GenerationBody,
     decode,
+    fields_note,
 )
 from kvport.api.errors import BadRequestError
 from kvport.api.handling import Http, Served
@@ -57,14 +58,14 @@ async def list_models(node: Served) -> dict[str, Any]:
 @post(
     "/v1/chat/completions",
     status_code=200,
-    operation_class=takes(ChatBody),
+    operation_class=takes(ChatBody, fields_note(ChatBody)),
 )
 async def complete_chat(request: Http, node: Served) -> Response[Any]:
     """Answer a conversation."""
     body = decode(ChatBody, await request.body())
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequestError(
-            "top_logprobs needs logprobs", fields=("top_logprobs", "logprobs")
+            '"top_logprobs" needs "logprobs"', fields=("top_logprobs", "logprobs")
         )
     form = ChatForm(
         model=body.model,
@@ -79,7 +80,7 @@ async def complete_chat(request: Http, node: Served) -> Response[Any]:
 @post(
     "/v1/completions",
     status_code=200,
-    operation_class=takes(CompletionBody),
+    operation_class=takes(CompletionBody, fields_note(CompletionBody)),
 )
 async def complete_text(request: Http, node: Served) -> Response[Any]:
     """Continue a text or token ids."""
@@ -167,21 +168,22 @@ async def _events(
     reply: Reply, form: Form, usage: Usage, *, wants_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events; after an error one with the problem, and no `[DONE]`."""
-    generated = 0
+    generated = characters = 0
     try:
         if (opening := form.opening()) is not None:
             yield _event(opening)
         async for token in reply.tokens():
             generated += 1
-            yield _event(form.chunk(token))
+            yield _event(form.chunk(token, characters))
+            characters += len(token.text)
         if wants_usage:
             yield _event(form.usage_chunk(attrs.evolve(usage, generated=generated)))
         yield b"data: [DONE]\n\n"
     except KvportError as error:
-        yield b"event: error\n" + _event({"error": Problem.of(error)})
+        yield Problem.of(error).event()
     except Exception:
         log.exception("stream_failed")
-        yield b"event: error\n" + _event({"error": INTERNAL})
+        yield INTERNAL.event()
 
 
 def _event(content: object) -> bytes:

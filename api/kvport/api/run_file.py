@@ -51,7 +51,7 @@ def announced(home: Path, url: str, port: int) -> Iterator[None]:
 
 def running(home: Path) -> RunInfo | None:
     """The server that the home's owner announced; None if there is no owner."""
-    if not _is_locked(home):
+    if not is_locked(home):
         return None
     try:
         return msgspec.json.decode((home / _NAME).read_bytes(), type=RunInfo)
@@ -64,7 +64,8 @@ def fingerprint(key_id: KeyId) -> str:
     return blake3(key_id.encode("ascii")).hexdigest()
 
 
-def _is_locked(home: Path) -> bool:
+def is_locked(home: Path) -> bool:
+    """Whether a process owns the home."""
     try:
         descriptor = os.open(home / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

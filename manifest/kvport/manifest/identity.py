@@ -29,6 +29,14 @@ STATE_FORMAT: Final = 1
 KeyId = NewType("KeyId", str)
 """`ed25519:` and 64 hex digits: derived from a public key (keys.py)."""
 
+FINGERPRINT_DIGITS: Final = 32
+
+
+def fingerprint(key_id: str) -> str:
+    """128 bits of a key id in groups of four digits, for two people to compare."""
+    digits = key_id.partition(":")[2][:FINGERPRINT_DIGITS]
+    return " ".join(digits[at : at + 4] for at in range(0, FINGERPRINT_DIGITS, 4))
+
 
 @attrs.frozen(slots=False)
 class StateIdentity:

@@ -45,12 +45,6 @@ def parse_key_id(text: str) -> KeyId:
     return KeyId(text)
 
 
-def fingerprint(key_id: KeyId) -> str:
-    """128 bits of a key id in groups of four digits, for two people to compare."""
-    digits = key_id.partition(":")[2][:32]
-    return " ".join(digits[start : start + 4] for start in range(0, 32, 4))
-
-
 @attrs.frozen(slots=False)
 class PublicKey:
     """A verification key.

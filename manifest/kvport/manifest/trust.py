@@ -19,8 +19,8 @@ from kvport.manifest.canonical import canonical_dumps, strict_loads
 from kvport.manifest.digests import parse_hex32
 from kvport.manifest.errors import FormatError, LimitExceededError, UntrustedKeyError
 from kvport.manifest.fields import take, take_exact, take_items, take_text
-from kvport.manifest.identity import KeyId
-from kvport.manifest.keys import PublicKey, fingerprint
+from kvport.manifest.identity import KeyId, fingerprint
+from kvport.manifest.keys import PublicKey
 from kvport.manifest.limits import TRUST_BYTES, TRUST_NAMES
 from kvport.manifest.timestamps import ALWAYS, format_time, parse_time
 

@@ -19,8 +19,8 @@ class EvictedError(NothingRestorableError):
     """The prefix was stored, and has been evicted since."""
 
     code = "evicted"
-    cause = "The prefix was stored here once and had to make room."
-    advice = "Send the prompt again, or raise the cache's cap."
+    cause = "The prefix was stored here once: it made room, or was found damaged."
+    advice = "Send the prompt again; raise the cache's cap if it had to make room."
 
 
 class CacheOffError(NothingRestorableError):

@@ -6,7 +6,6 @@ API and the command line do goes through here; nothing here knows of HTTP.
 
 import contextlib
 import fcntl
-import json
 import os
 import platform
 import time
@@ -23,7 +22,6 @@ from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.durable import write_atomic
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model, locate
 from kvport.snapshot.engine.requests import Policy, Request, Sink
@@ -38,6 +36,7 @@ from kvport.snapshot.errors import (
     SettingError,
 )
 from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.remembered import Remembered
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
 from kvport.snapshot.transfer.kept import Artifacts
@@ -142,16 +141,18 @@ class Node:
             undo.callback(os.close, _lock(settings.home))
             ledger = Ledger(settings.home / "state.sqlite")
             undo.callback(ledger.close)
-            roots = _KnownRoots(settings.home / "cache-roots.json")
+            # A known root that is not there is a volume that is not mounted: it must
+            # not be made again as an empty directory in its place.
+            roots = Remembered(settings.home / "cache-roots.json")
             root = (settings.cache_root or settings.home / "cache").absolute()
             cache = Cache.open(
                 root,
                 cap_bytes=settings.cap_bytes,
                 on_removed=ledger.record_removed,
-                expected_root=roots.get(root),
+                expected_root=roots.get(str(root)),
             )
             undo.callback(cache.close)
-            roots.remember(root, cache.root_id)
+            roots.put(str(root), cache.root_id)
             ledger.reconcile(cache)
             engine = Engine(settings.tuning)
             undo.callback(engine.close)
@@ -238,7 +239,7 @@ class Node:
         length = len(request.tokens)
         chosen = selection(
             request,
-            limit=max(length - 1, 0),
+            namespace.layout,
             local=self.key_id,
             numerics=self.engine.numerics,
         )
@@ -303,32 +304,6 @@ class Node:
             reason = self.engine.model(name).refusal or "the cache is switched off"
             raise CacheOffError(f"the model {name!r} runs without the cache: {reason}")
         return store.namespace
-
-
-class _KnownRoots:
-    """Ids of the cache roots that this home has used, by path.
-
-    A root that is known and not there is a volume that is not mounted: it must not be
-    made again as an empty directory in its place.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._ids: dict[str, str] = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            self._ids = {}
-        except ValueError:
-            log.warning("known_cache_roots_lost")
-            self._ids = {}
-
-    def get(self, root: Path) -> str | None:
-        return self._ids.get(str(root))
-
-    def remember(self, root: Path, root_id: str) -> None:
-        if self._ids.get(str(root)) != root_id:
-            self._ids[str(root)] = root_id
-            write_atomic(self._path, json.dumps(self._ids).encode(), 0o600)
 
 
 def _lock(home: Path) -> int:

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final, cast
 
 import rich_click as click
 
+from kvport.api.cli.container import Counted, declared_size
+from kvport.api.cli.errors import naming
 from kvport.api.cli.options import FILE, home_option
 from kvport.api.cli.output import (
-    fingerprint,
+    STATE_NAMES,
+    describe_numerics,
     format_bytes,
     json_option,
     print_facts,
@@ -20,13 +23,24 @@ from kvport.api.cli.output import (
     say,
 )
 from kvport.manifest.digests import format_digest
-from kvport.manifest.identity import KeyId, Numerics
+from kvport.manifest.identity import KeyId, Lineage, fingerprint
+from kvport.manifest.layout import LayerClass
 from kvport.manifest.model import Manifest
 from kvport.manifest.parts import Point, Segment, Tables
 from kvport.manifest.timestamps import format_time
 from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.transfer.archive import inspect_file, verify_file
+
+_LAYERS: Final = {
+    LayerClass.FULL: "attention",
+    LayerClass.WINDOWED: "sliding-window",
+    LayerClass.WHOLE: "recurrent",
+}
+_LINEAGES: Final = {
+    Lineage.COLD: "from an empty cache",
+    Lineage.DERIVED: "continued",
+}
 
 
 @click.command()
@@ -37,22 +51,33 @@ def inspect(file: Path, *, as_json: bool) -> None:
 
     Believes what FILE says about itself; `kvport verify` checks it.
     """
-    with _opened(file) as stream:
-        inspection = inspect_file(stream)
+    with naming(file), _opened(file) as stream:
+        counted = Counted(stream)
+        inspection = inspect_file(cast("BinaryIO", counted))
+        size = counted.size()
     manifest = inspection.manifest
+    declared = declared_size(manifest, counted.head)
     if as_json:
-        print_json(
-            {"artifact_id": inspection.artifact_id, "signers": inspection.signers}
-            | _summary(manifest)
-        )
+        head = {
+            "artifact_id": inspection.artifact_id,
+            "signers": inspection.signers,
+            "fingerprints": [fingerprint(signer) for signer in inspection.signers],
+            "size_bytes": size,
+            "declared_bytes": declared,
+            "complete": size == declared,
+        }
+        print_json(head | _summary(manifest))
         return
     print_facts(
         [
             ("artifact", inspection.artifact_id),
             *_about(manifest),
-            *(("signed by", _key(signer)) for signer in inspection.signers),
+            *(("signed by", fingerprint(signer)) for signer in inspection.signers),
         ]
     )
+    if size != declared:
+        difference = "cut short" if size < declared else "followed by something else"
+        say(f"The file is {difference}: {size} bytes of {declared}.")
     say("Nothing of this is verified yet: see `kvport verify`.")
 
 
@@ -68,7 +93,7 @@ def verify(file: Path, home: Path, *, as_json: bool) -> None:
     holds the model can tell.
     """
     keyring = Keyring(home)
-    with _opened(file) as stream:
+    with naming(file), _opened(file) as stream:
         verified = verify_file(
             stream,
             trust=keyring.load_trust(),
@@ -114,7 +139,8 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
     data = manifest.to_json()
     kept = ("issuer", "scope", "created", "expires", "audience", "origins", "numerics")
     return {
-        **{name: data[name] for name in (*kept, "block_size", "tokenizer", "info")},
+        **{name: data[name] for name in (*kept, "block_size", "tokenizer")},
+        "info": {name: text for name, text in data["info"].items() if text},
         "identity": identity,
         "layers": _layers(manifest),
         "tokens": manifest.prefix.tokens,
@@ -134,23 +160,30 @@ def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
     identity = manifest.identity
     yield "model files", identity.model_files
     yield "quantisation", str(identity.quant or "none")
-    yield "layers", _counted(_layers(manifest))
+    layers = _layers(manifest)
+    kinds = {_LAYERS[LayerClass(name)]: count for name, count in layers.items()}
+    yield "layers", f"{sum(kinds.values())}: {_counted(kinds)}"
     yield "engine", f"mlx-lm {identity.mlx_lm}, state format {identity.state_format}"
     blocks = f"{len(manifest.segments)} segments, blocks of {manifest.block_size}"
     yield "tokens", f"{manifest.prefix.tokens} in {blocks}"
     sizes = {name: format_bytes(size) for name, size in _sizes(manifest).items()}
-    yield "blobs", ", ".join(f"{name} {size}" for name, size in sizes.items())
+    yield (
+        "state",
+        ", ".join(f"{STATE_NAMES[name]} {size}" for name, size in sizes.items()),
+    )
     for point in manifest.points:
-        yield "point", f"{point.position} ({', '.join(point.kinds)})"
-    yield "computed", f"{_counted(_lineage(manifest))} tokens"
+        yield "restore point", f"{point.position} ({', '.join(point.kinds)})"
+    lineage = _lineage(manifest)
+    ways = {_LINEAGES[Lineage(name)]: count for name, count in lineage.items()}
+    yield "computed", _counted(ways)
     tables = Tables.of((*manifest.segments, *manifest.points))
     for numerics in tables.numerics:
-        yield "on", _numerics(numerics)
+        yield "on", describe_numerics(numerics)
     for origin in tables.origins:
-        yield "origin", _key(origin)
+        yield "origin", fingerprint(origin)
     yield "scope", manifest.scope
     for key_id in manifest.audience:
-        yield "only for", _key(key_id)
+        yield "only for", fingerprint(key_id)
     yield "created", format_time(manifest.created)
     yield "expires", format_time(manifest.expires)
     yield "issuer", f"{manifest.issuer.name} ({fingerprint(manifest.issuer.key_id)})"
@@ -180,15 +213,5 @@ def _layers(manifest: Manifest) -> dict[str, int]:
     return dict(Counter(cache.layer_class.value for cache in caches))
 
 
-def _numerics(numerics: Numerics) -> str:
-    parts = (numerics.device, numerics.gpu_family, numerics.blas)
-    device = " ".join(part for part in parts if part)
-    return f"mlx {numerics.mlx} on {device}, chunk {numerics.chunk}"
-
-
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-
-def _key(key_id: str) -> str:
-    return f"{fingerprint(key_id)}  {key_id}"

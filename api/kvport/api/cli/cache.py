@@ -1,44 +1,52 @@
 """`kvport probe`, `kvport cache stats`, `kvport cache artifacts`."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import rich_click as click
 
-from kvport.api.cli.connect import chosen
-from kvport.api.cli.options import model_option, server_options
+from kvport.api.cli.connect import chosen, connected
+from kvport.api.cli.options import POLICY, Server, model_option, server_options
 from kvport.api.cli.output import (
+    STATE_NAMES,
     format_bytes,
     json_option,
     print_facts,
     print_json,
     print_table,
+    short_digest,
 )
 from kvport.api.cli.prompts import prompt_options
-from kvport.api.client import Client, PromptArguments
+from kvport.api.client import PromptArguments
+
+_WAYS: Final = {"exported": "out", "admitted": "in"}
 
 
 @click.command()
 @prompt_options
+@click.option(
+    "--policy",
+    type=POLICY,
+    help="Of the request that is asked about; the server's choice unless given.",
+)
 @model_option
 @server_options
 @json_option
 def probe(
     *,
     prompt: PromptArguments,
+    policy: str | None,
     model: str | None,
-    home: Path,
-    url: str | None,
+    server: Server,
     as_json: bool,
 ) -> None:
     """How much of a prompt is restorable.
 
     Nothing is loaded or computed.
     """
-    with Client.for_home(home, url) as client:
-        info = client.probe(chosen(client, model), **prompt)
+    with connected(server) as client:
+        info = client.probe(chosen(client, model), policy=policy, **prompt)
     if as_json:
         print_json(attrs.asdict(info))
         return
@@ -54,9 +62,9 @@ def probe(
 @click.command()
 @server_options
 @json_option
-def stats(*, home: Path, url: str | None, as_json: bool) -> None:
+def stats(*, server: Server, as_json: bool) -> None:
     """Sizes, hits and misses, and the cap."""
-    with Client.for_home(home, url) as client:
+    with connected(server) as client:
         found = client.stats()
     if as_json:
         print_json(found)
@@ -64,30 +72,36 @@ def stats(*, home: Path, url: str | None, as_json: bool) -> None:
     print_facts(_cache_facts(found["cache"]))
     for name, counts in found["models"].items():
         click.echo(f"\nmodel {name}")
-        print_facts((f"  {what}", str(count)) for what, count in counts.items())
+        print_facts(
+            (f"  {what.replace('_', ' ')}", str(count))
+            for what, count in counts.items()
+        )
 
 
 @click.command()
 @server_options
 @json_option
-def artifacts(*, home: Path, url: str | None, as_json: bool) -> None:
-    """Artifacts that went out or came in."""
-    with Client.for_home(home, url) as client:
+def artifacts(*, server: Server, as_json: bool) -> None:
+    """Artifacts that went out or came in.
+
+    `kept` is a file's state that is still in the cache. Whole ids are in --json.
+    """
+    with connected(server) as client:
         found = client.artifacts()
     if as_json:
         print_json({"artifacts": [attrs.asdict(artifact) for artifact in found]})
         return
     print_table(
-        ("recorded", "direction", "model", ">tokens", ">size", "state", "artifact"),
+        ("recorded", "way", "model", ">tokens", ">size", "state", "artifact"),
         (
             (
                 one.recorded,
-                one.direction,
+                _WAYS.get(one.direction, one.direction),
                 one.model,
                 str(one.restorable_tokens),
                 format_bytes(one.size_bytes),
-                "stored" if one.stored else "gone",
-                one.artifact_id,
+                "kept" if one.stored else "gone",
+                short_digest(one.artifact_id),
             )
             for one in found
         ),
@@ -102,11 +116,11 @@ def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"  {name}", format_bytes(account[name])
     for namespace in cache["namespaces"]:
         sizes = ", ".join(
-            f"{blob_class} {format_bytes(size)}"
+            f"{STATE_NAMES[blob_class]} {format_bytes(size)}"
             for blob_class, size in namespace["nbytes"].items()
         )
         tokens, nodes = namespace["tokens"], namespace["nodes"]
-        yield "namespace", f"{namespace['id']} (scope {namespace['scope']})"
+        yield "namespace", f"{namespace['id'][:8]} (scope {namespace['scope']})"
         yield "  stored", f"{tokens} tokens in {nodes} segments; {sizes or 'nothing'}"
     yield "leases", str(cache["leases"])
     for reason, count in cache["removed"].items():

@@ -1,17 +1,16 @@
 """`kvport complete`: one completion through a server."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import cast
 
 import attrs
 import rich_click as click
 
-from kvport.api.cli.connect import chosen
-from kvport.api.cli.options import POLICY, model_option, server_options
+from kvport.api.cli.connect import chosen, connected
+from kvport.api.cli.options import POLICY, Server, model_option, server_options
 from kvport.api.cli.output import json_option, print_json, say
 from kvport.api.cli.prompts import prompt_options
-from kvport.api.client import Client, CompletionArguments, PromptArguments
+from kvport.api.client import CompletionArguments, PromptArguments
 from kvport.api.results import Delta, Logprob
 
 
@@ -53,14 +52,14 @@ def complete(
     policy: str | None,
     logprobs: int | None,
     model: str | None,
-    home: Path,
-    url: str | None,
+    server: Server,
     as_json: bool,
 ) -> None:
     """Complete one prompt through a server.
 
     Prints the reply as it comes, and then on standard error how much of the prompt was
-    restored. PROMPT is a text; for a chat use --messages-file.
+    restored. PROMPT is a text, or `-` for standard input; for a chat use
+    --messages-file.
     """
     # A prompt's fields are a completion's, which mypy does not see.
     arguments = cast("CompletionArguments", {**prompt})
@@ -70,13 +69,12 @@ def complete(
         arguments["policy"] = policy
     if logprobs is not None:
         arguments["logprobs"] = logprobs
-    with Client.for_home(home, url) as client:
+    with connected(server) as client:
         name = chosen(client, model)
         if as_json:
             print_json(attrs.asdict(client.complete(name, **arguments)))
             return
         deltas = list(_printed(client.stream(name, **arguments)))
-    click.echo()
     if logprobs is not None:
         for delta in deltas:
             _print_logprobs(delta)
@@ -89,9 +87,16 @@ def complete(
 
 
 def _printed(deltas: Iterable[Delta]) -> Iterator[Delta]:
-    for delta in deltas:
-        click.echo(delta.text, nl=False)
-        yield delta
+    """Print each text as it comes; the line ends with the reply, or where it breaks."""
+    begun = False
+    try:
+        for delta in deltas:
+            begun = True
+            click.echo(delta.text, nl=False)
+            yield delta
+    finally:
+        if begun:
+            click.echo()
 
 
 def _print_logprobs(delta: Delta) -> None:

@@ -1,7 +1,49 @@
 """The server that a command talks to, and the model that it means."""
 
-from kvport.api.cli.errors import ModelNotNamedError
+import contextlib
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import rich_click as click
+
+from kvport.api.cli.errors import LocalFileError, ModelNotNamedError, NoServerHereError
+from kvport.api.cli.options import Server
+from kvport.api.cli.output import stderr
 from kvport.api.client import Client
+from kvport.api.run_file import is_locked, running
+
+_KEY_VARIABLE: Final = "KVPORT_API_KEY"
+_KEY: Final = re.compile(r"[!-~]+", re.ASCII)
+_START_SECONDS: Final = 20
+_POLL_SECONDS: Final = 0.1
+_HANDOVER_SECONDS: Final = 0.05
+"""A server that starts frees its home for an instant, between claim and ownership."""
+
+
+def connected(server: Server) -> Client:
+    """A client of the server, which may just be starting.
+
+    Raises:
+        NoServerError: no server runs on the home, nor starts.
+        LocalFileError: the file with the key cannot be used.
+        KvportError: as of `Client.for_home`.
+    """
+    if server.url is None:
+        _await_start(server.home)
+        return Client.for_home(server.home)
+    if (key := _given_key(server.key_file)) is not None:
+        return Client(server.url, key)
+    if not (server.home / "keys" / "api.key").exists():
+        raise click.UsageError(
+            f"--url needs the server's API key, which is in keys/api.key of its home:"
+            f" set {_KEY_VARIABLE} to it, or name a file with it by --api-key-file."
+        )
+    return Client.for_home(server.home, server.url)
 
 
 def chosen(client: Client, model: str | None) -> str:
@@ -16,3 +58,48 @@ def chosen(client: Client, model: str | None) -> str:
     if len(names) != 1:
         raise ModelNotNamedError(f"the server has {len(names)} models")
     return names[0]
+
+
+def _given_key(file: Path | None) -> str | None:
+    """The key that was handed over, not the one in a home."""
+    if file is None:
+        origin, text = _KEY_VARIABLE, os.environ.get(_KEY_VARIABLE)
+        if not text:
+            return None
+    else:
+        origin = "standard input" if file == Path("-") else str(file)
+        with click.open_file(os.fspath(file), encoding="utf-8", errors="replace") as f:
+            text = f.read()
+    if not _KEY.fullmatch(key := text.strip()):
+        raise LocalFileError(f"{origin}: not an API key")
+    return key
+
+
+def _await_start(home: Path) -> None:
+    if running(home) is not None:
+        return
+    deadline = time.monotonic() + _START_SECONDS
+    with _waiting():
+        while _is_owned(home) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            if running(home) is not None:
+                return
+    start = shlex.join(["kvport", "serve", "--model", "DIR", "--home", str(home)])
+    raise NoServerHereError(f"no server runs on the home {home}; start one: `{start}`")
+
+
+def _is_owned(home: Path) -> bool:
+    if is_locked(home):
+        return True
+    time.sleep(_HANDOVER_SECONDS)
+    return is_locked(home)
+
+
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("waiting for the server to start"):
+        yield

@@ -1,7 +1,6 @@
 """`kvport demo`: the whole way of a prompt's state, shown on tiny models."""
 
 import contextlib
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from kvport.api.cli.output import (
     stderr,
 )
 from kvport.api.demo.run import SUBJECTS, run
+from kvport.api.demo.servers import ended_in_order
 from kvport.api.demo.story import Outcome, Say
 
 _EXPLANATION: Final = """\
@@ -50,7 +50,7 @@ def demo(*, keep: Path | None, as_json: bool) -> None:
     """
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise click.BadParameter("the directory is not empty", param_hint="--keep")
-    with _work(keep) as work, _saying(quiet=as_json) as tell, _ended_in_order():
+    with _work(keep) as work, _saying(quiet=as_json) as tell, ended_in_order():
         outcomes = list(run(work, tell))
     if as_json:
         print_json({"models": [outcome.to_json() for outcome in outcomes]})
@@ -58,20 +58,6 @@ def demo(*, keep: Path | None, as_json: bool) -> None:
         _print(outcomes)
     if not all(outcome.passed for outcome in outcomes):
         raise Exit(1)
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the servers too, as Ctrl-C does."""
-
-    def stop(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -1,25 +1,37 @@
 """Errors of the command line itself; the base is in `kvport.manifest.errors`."""
 
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvport.api.errors import NoServerError
 from kvport.manifest.errors import KvportError
 
 
 class LocalFileError(KvportError):
-    """A file that the user named cannot be read or written.
+    """A file that the user named cannot be read or written, or holds something else.
 
     Alone of all errors it names a path: it is told to the user who gave it, and never
     crosses HTTP.
     """
 
     code = "local_file"
-    cause = "The operating system refuses a file or directory of this machine."
-    advice = "Check the path, its permissions, and the space that is left."
+    cause = "A file or directory of this machine cannot be used as it was asked for."
+    advice = "Check the path, its permissions and content, and the space that is left."
 
     @classmethod
     def of(cls, error: OSError) -> "LocalFileError":
         """What the system said."""
-        reason = error.strerror or "cannot be used"
-        name = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        return cls(f"{name}{reason}")
+        name = error.filename
+        if isinstance(name, (str, os.PathLike)):
+            return cls.at(os.fspath(name), error)
+        return cls(error.strerror or "a file cannot be used")
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], error: OSError) -> "LocalFileError":
+        """The same, of the file that the user named, whatever stood in for it."""
+        return cls(f"{os.fspath(path)}: {error.strerror or 'cannot be used'}")
 
 
 class NoHomeError(KvportError):
@@ -35,7 +47,7 @@ class NotListedError(KvportError):
 
     code = "not_listed"
     cause = "The trust list has no such key."
-    advice = "See `kvport trust list` for the key ids."
+    advice = "See `kvport trust list` for names and fingerprints."
 
 
 class ModelNotNamedError(KvportError):
@@ -44,3 +56,24 @@ class ModelNotNamedError(KvportError):
     code = "model_not_named"
     cause = "The server does not hold exactly one model, and none was named."
     advice = "Name one with --model; `kvport models list` shows them."
+
+
+class NoServerHereError(NoServerError):
+    """No server runs on the home that was looked at; the message names it."""
+
+    advice = "Start one as above, or name a running one with --url."
+
+
+@contextlib.contextmanager
+def naming(subject: str | Path) -> Iterator[None]:
+    """Put what the user named in front of the messages of errors about it.
+
+    Errors cross HTTP without paths; here they are told to whoever gave the path.
+    """
+    try:
+        yield
+    except KvportError as error:
+        shown = "standard input" if subject == Path("-") else subject
+        error.message = f"{shown}: {error.message}"
+        error.args = (error.message,)
+        raise

@@ -6,20 +6,28 @@ import rich_click as click
 
 from kvport.api.cli.errors import NoHomeError
 from kvport.api.cli.options import home_option
-from kvport.api.cli.output import fingerprint, json_option, print_facts, print_json
+from kvport.api.cli.output import json_option, print_facts, print_json
+from kvport.manifest.identity import fingerprint
+from kvport.manifest.keys import PublicKey
 from kvport.snapshot.keyring import Keyring
 
 
 @click.command()
 @home_option
+@click.option(
+    "--public-key", "only_key", is_flag=True, help="Print the public key, nothing else."
+)
 @json_option
-def show(home: Path, *, as_json: bool) -> None:
+def show(home: Path, *, only_key: bool, as_json: bool) -> None:
     """The public key, to be trusted on other machines.
 
     On the other machine: `kvport trust add PUBLIC_KEY --name NAME`. Compare the
     fingerprints that both commands print, over a channel that you trust.
     """
-    _print(home, as_json=as_json)
+    if only_key and not as_json:
+        click.echo(_public_key(home).raw.hex())
+    else:
+        _print(home, as_json=as_json)
 
 
 @click.command()
@@ -35,16 +43,19 @@ def init(home: Path, *, as_json: bool) -> None:
 
 
 def _print(home: Path, *, as_json: bool) -> None:
-    if not home.exists():
-        raise NoHomeError("this home does not exist")
-    public = Keyring(home).signing_key().public
+    public = _public_key(home)
+    facts = {
+        "key_id": public.key_id,
+        "fingerprint": fingerprint(public.key_id),
+        "public_key": public.raw.hex(),
+    }
     if as_json:
-        print_json({"key_id": public.key_id, "public_key": public.raw.hex()})
-        return
-    print_facts(
-        [
-            ("key id", public.key_id),
-            ("fingerprint", fingerprint(public.key_id)),
-            ("public key", public.raw.hex()),
-        ]
-    )
+        print_json(facts)
+    else:
+        print_facts((name.replace("_", " "), value) for name, value in facts.items())
+
+
+def _public_key(home: Path) -> PublicKey:
+    if not home.exists():
+        raise NoHomeError(f"the home {home} does not exist")
+    return Keyring(home).signing_key().public

@@ -1,21 +1,19 @@
 """`kvport models list`: what a server holds."""
 
-from pathlib import Path
-
 import attrs
 import rich_click as click
 
-from kvport.api.cli.options import server_options
+from kvport.api.cli.connect import connected
+from kvport.api.cli.options import Server, server_options
 from kvport.api.cli.output import json_option, print_json, print_table
-from kvport.api.client import Client
 
 
 @click.command("list")
 @server_options
 @json_option
-def list_(*, home: Path, url: str | None, as_json: bool) -> None:
+def list_(*, server: Server, as_json: bool) -> None:
     """Models that a server holds."""
-    with Client.for_home(home, url) as client:
+    with connected(server) as client:
         found = client.models()
     if as_json:
         print_json({"models": [attrs.asdict(model) for model in found]})

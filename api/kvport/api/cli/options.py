@@ -1,11 +1,13 @@
 """Options that several commands share."""
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+import attrs
 import platformdirs
 import rich_click as click
 
@@ -18,8 +20,8 @@ _SIZE: Final = re.compile(
 )
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
-FILE: Final = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
-"""A file, or `-`."""
+FILE: Final = click.Path(readable=False, allow_dash=True, path_type=Path)
+"""A file, or `-`; opening it tells whether it can be used, always in the same words."""
 
 POLICY: Final = click.Choice([policy.value for policy in Policy])
 """A policy by its name."""
@@ -77,14 +79,45 @@ def home_option(command: _Command) -> _Command:
     )(command)
 
 
-def server_options(command: _Command) -> _Command:
-    """Add `--home` and `--url`, as the parameters of these names."""
-    return click.option(
+@attrs.frozen
+class Server:
+    """The server that a command talks to.
+
+    Attributes:
+        home: of the server, unless it is elsewhere.
+        url: its address, if it is not the one running on the home.
+        key_file: a file with its API key, if that is not in the home.
+    """
+
+    home: Path
+    url: str | None
+    key_file: Path | None
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--home`, `--url` and `--api-key-file`, as one parameter `server`."""
+
+    @functools.wraps(command)
+    def with_server(
+        *, home: Path, url: str | None, api_key_file: Path | None, **rest: object
+    ) -> None:
+        if api_key_file is not None and url is None:
+            raise click.UsageError("--api-key-file goes with --url.")
+        command(server=Server(home, url, api_key_file), **rest)
+
+    url_option = click.option(
         "--url",
         metavar="URL",
         callback=_address,
-        help="Address of the server, if it is not the one running on the home.",
-    )(home_option(command))
+        help="Address of the server, if it is not the one running on the home. Its key"
+        " is in KVPORT_API_KEY or --api-key-file, else it must be the home's server.",
+    )
+    key_option = click.option(
+        "--api-key-file",
+        type=FILE,
+        help="A file with the API key of the server at --url.",
+    )
+    return url_option(key_option(home_option(with_server)))
 
 
 def model_option(command: _Command) -> _Command:

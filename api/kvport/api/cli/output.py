@@ -1,7 +1,8 @@
 """What commands print: JSON lines, tables, sizes, errors."""
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import rich_click as click
@@ -9,14 +10,22 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from kvport.manifest.errors import KvportError
+from kvport.manifest.errors import BindingMismatchError, KvportError
+from kvport.manifest.identity import FINGERPRINT_DIGITS, Numerics
+from kvport.manifest.layout import BlobClass
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _JSON: Final = "kvport.json"
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
-_DIGITS_IN_GROUP: Final = 4
-_GROUPS: Final = 8
+_HEX: Final = frozenset("0123456789abcdef")
+
+STATE_NAMES: Final[Mapping[str, str]] = {
+    BlobClass.KV.value: "attention",
+    BlobClass.WINDOW.value: "sliding-window",
+    BlobClass.STATE.value: "recurrent",
+}
+"""What blobs of each class hold, for people."""
 
 
 def json_option(command: _Command) -> _Command:
@@ -34,6 +43,12 @@ def json_option(command: _Command) -> _Command:
         callback=remember,
         help="Print one line of JSON and nothing else, for scripts.",
     )(command)
+
+
+def asks_json(ctx: click.Context, args: Sequence[str]) -> None:
+    """Remember whether arguments that may be wrong otherwise ask for JSON."""
+    options = itertools.takewhile(lambda arg: arg != "--", args)
+    ctx.meta[_JSON] = "--json" in options
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -55,9 +70,31 @@ def report(error: KvportError, ctx: click.Context) -> None:
     console = stderr()
     # As Text: messages may hold brackets, which rich would take for markup.
     console.print(Text.assemble((f"error[{error.code}]", "bold red"), f": {error}"))
-    if error.fields:
-        console.print(Text(f"  differs: {', '.join(error.fields)}"))
+    if any(field not in error.message for field in error.fields):
+        differ = error.code == BindingMismatchError.code
+        label = "differs" if differ else "field" if len(error.fields) == 1 else "fields"
+        console.print(Text(f"  {label}: {', '.join(error.fields)}"))
     console.print(Text(f"  {error.advice}"))
+
+
+def report_usage(error: click.UsageError, ctx: click.Context) -> bool:
+    """Tell of wrong usage on standard output, if `--json` asks for it.
+
+    Returns:
+        Whether it was told.
+    """
+    if not ctx.meta.get(_JSON):
+        return False
+    command = (error.ctx or ctx).command_path
+    print_json(
+        {
+            "code": "usage",
+            "title": "The command line is not one that the command takes.",
+            "detail": error.format_message(),
+            "advice": f"See `{command} --help`.",
+        }
+    )
+    return True
 
 
 def stderr() -> Console:
@@ -103,8 +140,20 @@ def format_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def fingerprint(key_id: str) -> str:
-    """128 bits of a key id in groups of four digits, for two people to compare."""
-    digits = key_id.partition(":")[2]
-    starts = range(0, _GROUPS * _DIGITS_IN_GROUP, _DIGITS_IN_GROUP)
-    return " ".join(digits[start : start + _DIGITS_IN_GROUP] for start in starts)
+def is_fingerprint(text: str) -> bool:
+    """Whether a text has the form of a fingerprint, spaced or not."""
+    digits = text.replace(" ", "").lower()
+    return len(digits) == FINGERPRINT_DIGITS and set(digits) <= _HEX
+
+
+def short_digest(digest: str) -> str:
+    """The beginning of a digest or id, for tables."""
+    return digest.partition(":")[2][:8]
+
+
+def describe_numerics(numerics: Numerics) -> str:
+    """Where and how state was computed, for people."""
+    parts = (numerics.device, numerics.gpu_family, numerics.blas)
+    device = " ".join(part for part in parts if part)
+    compiled = "" if numerics.compile else ", kernels not compiled"
+    return f"mlx {numerics.mlx} on {device}, chunk {numerics.chunk}{compiled}"

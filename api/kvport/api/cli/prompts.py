@@ -1,6 +1,7 @@
 """The prompt of a command: an argument or one of three kinds of files.
 
-* PROMPT or --prompt-file: a text, continued as it stands.
+* PROMPT or --prompt-file: a text, continued as it stands; PROMPT `-` reads it from
+  standard input, as every file named `-` does.
 * --messages-file: a chat, as a JSON list of messages, or as an object with `messages`
   and, if need be, `tools` and `chat_template_kwargs`.
 * --tokens-file: a JSON list of token ids.
@@ -15,15 +16,12 @@ from typing import Final, cast
 
 import rich_click as click
 
+from kvport.api.cli.errors import LocalFileError, naming
 from kvport.api.cli.options import FILE
 from kvport.api.client import PromptArguments
 
 _CHAT: Final = frozenset({"messages", "tools", "chat_template_kwargs"})
-_HINTS: Final = {
-    "prompt_file": "--prompt-file",
-    "messages_file": "--messages-file",
-    "tokens_file": "--tokens-file",
-}
+_STANDARD: Final = Path("-")
 
 
 def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,41 +66,48 @@ def _prompt(text: str | None, files: dict[str, Path | None]) -> PromptArguments:
             " --tokens-file."
         )
     if text is not None:
-        return {"prompt": text}
+        return {"prompt": _read(_STANDARD) if text == str(_STANDARD) else text}
     ((name, path),) = given.items()
-    content = _read(path, _HINTS[name])
+    content = _read(path)
     if name == "prompt_file":
         return {"prompt": content}
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter("not JSON", param_hint=_HINTS[name]) from error
-    return _chat(value) if name == "messages_file" else _tokens(value)
+    with naming(path):
+        value = _parsed(content)
+        return _chat(value) if name == "messages_file" else _tokens(value)
 
 
-def _read(path: Path, hint: str) -> str:
+def _read(path: Path) -> str:
     try:
-        data = sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
+        data = sys.stdin.buffer.read() if path == _STANDARD else path.read_bytes()
         return data.decode("utf-8")
     except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise click.BadParameter(f"{path}: {reason}", param_hint=hint) from error
+        raise LocalFileError.at(path, error) from error
     except UnicodeDecodeError as error:
-        raise click.BadParameter("not text in UTF-8", param_hint=hint) from error
+        with naming(path):
+            raise LocalFileError("not text in UTF-8") from error
+
+
+def _parsed(content: str) -> object:
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise LocalFileError(f"not JSON: {where}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise LocalFileError("not JSON that can be read") from error
 
 
 def _chat(value: object) -> PromptArguments:
     chat = {"messages": value} if isinstance(value, list) else value
     if not isinstance(chat, dict) or not {"messages"} <= chat.keys() <= _CHAT:
-        raise click.BadParameter(
+        raise LocalFileError(
             "neither a list of messages nor an object with `messages` and, if need be,"
-            " `tools` and `chat_template_kwargs`",
-            param_hint="--messages-file",
+            " `tools` and `chat_template_kwargs`"
         )
     return cast("PromptArguments", chat)
 
 
 def _tokens(value: object) -> PromptArguments:
     if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise click.BadParameter("not a list of token ids", param_hint="--tokens-file")
+        raise LocalFileError("not a list of token ids")
     return {"tokens": value}

@@ -1,16 +1,27 @@
 """`kvport selfcheck`: a model's state, captured, stored, restored and compared."""
 
+import contextlib
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import rich_click as click
 from click.exceptions import Exit
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvport.api.cli.options import POLICY
-from kvport.api.cli.output import json_option, print_facts, print_json
+from kvport.api.cli.output import (
+    describe_numerics,
+    json_option,
+    print_facts,
+    print_json,
+    stderr,
+)
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.engine import selfcheck as engine
+from kvport.snapshot.engine.local_identity import numerics
 from kvport.snapshot.engine.models import locate
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.engine.runner import Tuning
@@ -26,8 +37,8 @@ from kvport.snapshot.engine.runner import Tuning
 @click.option(
     "--tokens",
     type=click.IntRange(min=2),
-    required=True,
-    help="Length of the random prompt; more than the chunk under `exact`.",
+    help="Length of the random prompt, more than the chunk under `exact`; four chunks"
+    " and one token unless given.",
 )
 @click.option(
     "--policy",
@@ -45,7 +56,7 @@ from kvport.snapshot.engine.runner import Tuning
 )
 @json_option
 def selfcheck(
-    model: str, *, tokens: int, policy: str, chunk: int, as_json: bool
+    model: str, *, tokens: int | None, policy: str, chunk: int, as_json: bool
 ) -> None:
     """Prove that a model restores exactly.
 
@@ -59,32 +70,55 @@ def selfcheck(
         raise click.BadParameter(
             f"must be a multiple of {BLOCK_SIZE}, the block size", param_hint="--chunk"
         )
+    began = time.monotonic()
     name, directory = locate(model)
-    with tempfile.TemporaryDirectory(prefix="kvport-selfcheck-") as work:
+    with (
+        tempfile.TemporaryDirectory(prefix="kvport-selfcheck-") as work,
+        _running(f"checking {name}"),
+    ):
         report = engine.selfcheck(
             name,
             directory,
             work=Path(work),
-            tokens=tokens,
+            tokens=4 * chunk + 1 if tokens is None else tokens,
             policy=Policy(policy),
             chunk=chunk,
         )
+    seconds = round(time.monotonic() - began, 3)
+    here = numerics(chunk)
     if as_json:
-        print_json(attrs.asdict(report) | {"passed": report.passed})
+        found = attrs.asdict(report) | {"numerics": here.to_json()}
+        print_json(found | {"duration_s": seconds, "passed": report.passed})
     else:
+        restored = f"{report.restored_tokens} of {report.tokens} tokens"
         print_facts(
             [
                 ("model", report.model),
+                ("on", describe_numerics(here)),
                 ("policy", report.policy.value),
-                ("tokens", f"{report.tokens}"),
-                (
-                    "restored_tokens",
-                    f"{report.restored_tokens} (expected {report.expected_tokens})",
-                ),
-                ("max_diff_to_hot", f"{report.max_diff_to_hot}"),
-                ("max_diff_to_cold", f"{report.max_diff_to_cold}"),
+                ("restored", f"{restored}, expected {report.expected_tokens}"),
+                ("difference to hot", _difference(report.max_diff_to_hot)),
+                ("difference to cold", _difference(report.max_diff_to_cold)),
+                ("took", f"{seconds:.1f} s"),
                 ("result", "passed" if report.passed else "FAILED"),
             ]
         )
     if not report.passed:
         raise Exit(1)
+
+
+@contextlib.contextmanager
+def _running(what: str) -> Iterator[None]:
+    """A line on standard error while it runs, if that is a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+def _difference(value: float) -> str:
+    return "none" if value == 0 else f"{value:.1e}"

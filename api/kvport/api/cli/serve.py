@@ -1,25 +1,44 @@
-"""`kvport serve`: a node, its models, and its HTTP server, until a signal."""
+"""`kvport serve`: a node, its models, and its HTTP server, until a signal.
 
-import logging
-import sys
+What can be refused without mlx and the web framework is refused here, before they are
+imported; `serving` does the rest.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import rich_click as click
-import structlog
 
 from kvport.api.cli.options import POLICY, Size, home_option
-from kvport.api.cli.output import json_option, print_json
-from kvport.api.server import serve as serve_node
+from kvport.api.cli.output import json_option
+from kvport.api.cli.starting import Source, Start, claimed, named
 from kvport.manifest.limits import BLOCK_TOKENS
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.engine.requests import Policy
-from kvport.snapshot.engine.runner import Tuning
-from kvport.snapshot.node import Node, NodeSettings
+from kvport.snapshot.errors import SettingError
 
-_DEFAULTS: Final = Tuning()
+CHUNK: Final = 512
+STRIDE: Final = 4096
+"""Of `Tuning`, which is not imported for them; a test compares."""
 _PORT: Final = 8470
 _AUTO: Final = "auto"
+
+
+class Cap(Size):
+    """A size, or `auto`, which is none."""
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Bytes; 0 for `auto`."""
+        return 0 if value in {_AUTO, 0} else super().convert(value, param, ctx)
 
 
 @click.command()
@@ -40,6 +59,7 @@ _AUTO: Final = "auto"
 )
 @click.option(
     "--cap",
+    type=Cap(),
     metavar="SIZE|auto",
     default=_AUTO,
     show_default=True,
@@ -70,14 +90,14 @@ _AUTO: Final = "auto"
 @click.option(
     "--chunk",
     type=click.IntRange(min=1),
-    default=_DEFAULTS.chunk,
+    default=CHUNK,
     show_default=True,
     help="Tokens that prefill evaluates at once; a multiple of the block size.",
 )
 @click.option(
     "--stride",
     type=click.IntRange(min=1),
-    default=_DEFAULTS.stride,
+    default=STRIDE,
     show_default=True,
     help="Tokens between restore points of a prompt; a multiple of the chunk.",
 )
@@ -96,13 +116,19 @@ _AUTO: Final = "auto"
     help="Memory per model for the state of running requests; what does not fit waits."
     " By default half of what the model leaves.",
 )
+@click.option(
+    "--exit-with-stdin",
+    is_flag=True,
+    hidden=True,
+    help="End when standard input does, as when the process that started this dies.",
+)
 @json_option
 def serve(
     *,
     models: tuple[str, ...],
     home: Path,
     cache_dir: Path | None,
-    cap: str,
+    cap: int,
     host: str,
     port: int,
     policy: str,
@@ -111,6 +137,7 @@ def serve(
     block_size: int,
     no_cache: bool,
     live_memory: int | None,
+    exit_with_stdin: bool,
     as_json: bool,
 ) -> None:
     """Run a server that holds models and their cache.
@@ -127,60 +154,41 @@ def serve(
         raise click.BadParameter(
             f"{stride} is not a multiple of the chunk, {chunk}", param_hint="--stride"
         )
-    settings = NodeSettings(
+    sources = [named(model) for model in models]
+    _check_names(sources)
+    if exit_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    start = Start(
         home=home,
+        sources=sources,
         cache_root=cache_dir,
-        cap_bytes=None if cap == _AUTO else Size().convert(cap, None, None),
-        block_size=block_size,
+        cap_bytes=cap or None,
+        host=host,
+        port=port,
         policy=Policy(policy),
-        tuning=Tuning(chunk=chunk, stride=stride, live_bytes=live_memory),
+        chunk=chunk,
+        stride=stride,
+        block_size=block_size,
         cache_enabled=not no_cache,
+        live_bytes=live_memory,
+        as_json=as_json,
     )
-    sources = [_named(model) for model in models]
-    _log_to_stderr()
-    node = Node.open(settings)
-    try:
-        for name, source in sources:
-            node.load_model(source, name)
-    except BaseException:
-        node.close()
-        raise
-    names = list(node.engine.models)
+    with claimed(home) as claim:
+        # mlx and the web framework: seconds in which clients must see a server start.
+        from kvport.api.cli.serving import run  # noqa: PLC0415 -- see above
 
-    def ready(url: str) -> None:
-        key_file = home / "keys" / "api.key"
-        if as_json:
-            facts = {"url": url, "home": str(home), "key_file": str(key_file)}
-            print_json(facts | {"models": names})
-        else:
-            click.echo(
-                f"kvport serves {', '.join(names)} at {url}"
-                f" (home {home}, API key in {key_file})"
-            )
-
-    serve_node(node, host=host, port=port, ready=ready)
+        run(start, claim)
 
 
-def _named(model: str) -> tuple[str | None, str]:
-    """(name, source) of a `--model`; a directory may have `=` in its name."""
-    name, equals, source = model.partition("=")
-    if not equals or Path(model).is_dir():
-        return None, model
-    if not name or not source:
-        raise click.BadParameter(f"{model!r} is not NAME=PATH", param_hint="--model")
-    return name, source
+def _check_names(sources: Sequence[Source]) -> None:
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"two models are called {name!r}; name one NAME=PATH")
 
 
-def _log_to_stderr() -> None:
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+def _end_with_stdin() -> None:
+    # Not sys.stdin: its lock, held by a thread, would crash the interpreter at exit.
+    while os.read(0, 1 << 10):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

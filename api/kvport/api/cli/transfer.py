@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -17,8 +18,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from kvport.api.cli.connect import chosen
-from kvport.api.cli.options import FILE, model_option, server_options
+from kvport.api.cli.connect import chosen, connected
+from kvport.api.cli.errors import LocalFileError, naming
+from kvport.api.cli.options import FILE, Server, model_option, server_options
 from kvport.api.cli.output import (
     format_bytes,
     json_option,
@@ -30,6 +32,8 @@ from kvport.api.cli.output import (
 from kvport.api.cli.prompts import prompt_options
 from kvport.api.client import Client, PromptArguments
 from kvport.api.files import Progress
+from kvport.api.problems import ProblemError
+from kvport.api.results import ExportInfo
 
 _STANDARD: Final = Path("-")
 
@@ -43,6 +47,12 @@ _STANDARD: Final = Path("-")
     required=True,
     help="Where the file goes; `-` is standard output.",
 )
+@click.option(
+    "--min-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Write nothing unless the state of N tokens of the prompt, or more, is here.",
+)
 @model_option
 @server_options
 @json_option
@@ -50,9 +60,9 @@ def export(
     *,
     prompt: PromptArguments,
     output: Path,
+    min_tokens: int | None,
     model: str | None,
-    home: Path,
-    url: str | None,
+    server: Server,
     as_json: bool,
 ) -> None:
     """Write a prompt's state to a signed file.
@@ -61,24 +71,53 @@ def export(
     must have computed it, so send the prompt with `kvport complete` first. The file
     contains the prompt: keep it as private as that.
     """
-    to_stdout = output == _STANDARD
-    if to_stdout and as_json:
+    if output == _STANDARD and as_json:
         raise click.UsageError("--json and the file cannot both go to standard output.")
-    with Client.for_home(home, url) as client, _progress("export") as progress:
+    with connected(server) as client:
         name = chosen(client, model)
-        to = sys.stdout.buffer if to_stdout else output
-        info = client.export(name, to, progress=progress, **prompt)
-        # Here, where a failure is still told.
-        sys.stdout.flush()
+        info = _write(client, name, output, min_tokens, prompt)
     if as_json:
         print_json(attrs.asdict(info) | {"model": name, "file": str(output)})
         return
-    size = format_bytes(info.size_bytes)
-    summary = f"exported {info.restorable_tokens} tokens of {name} ({size})"
-    if to_stdout:
+    asked = info.prompt_tokens or info.restorable_tokens
+    summary = (
+        f"exported {info.restorable_tokens} of {asked} prompt tokens"
+        f" ({format_bytes(info.size_bytes)})"
+    )
+    if output == _STANDARD:
         say(summary)
     else:
         click.echo(f"{summary} to {output}")
+    # The last token of a prompt is always computed: its result is the first reply's.
+    if info.restorable_tokens < asked - 1:
+        say("The rest was never computed here: complete the prompt first to carry it.")
+
+
+def _write(
+    client: Client,
+    model: str,
+    output: Path,
+    min_tokens: int | None,
+    prompt: PromptArguments,
+) -> ExportInfo:
+    to_stdout = output == _STANDARD
+    if not to_stdout and (output.is_dir() or not output.parent.is_dir()):
+        reason = "is a directory" if output.is_dir() else "no such directory"
+        raise LocalFileError(f"{output}: {reason}")
+    try:
+        with _progress("export") as progress:
+            to = sys.stdout.buffer if to_stdout else output
+            info = client.export(
+                model, to, progress=progress, min_tokens=min_tokens, **prompt
+            )
+            # Here, where a failure is still told.
+            sys.stdout.flush()
+            return info
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # The system names the file that stands in for it until it is complete.
+        raise LocalFileError.at(output, error) from error
 
 
 @click.command("import")
@@ -86,17 +125,16 @@ def export(
 @model_option
 @server_options
 @json_option
-def import_(
-    *, file: Path, model: str | None, home: Path, url: str | None, as_json: bool
-) -> None:
+def import_(*, file: Path, model: str | None, server: Server, as_json: bool) -> None:
     """Bring the state in a file into a server.
 
     The server checks all of FILE, which must be signed by a key that it trusts, and
     belong to a model that it holds. A file that is refused changes nothing.
     """
-    with Client.for_home(home, url) as client, _progress("import") as progress:
+    with connected(server) as client, _progress("import") as progress:
         source: Path | BinaryIO = sys.stdin.buffer if file == _STANDARD else file
-        info = client.import_(source, model=model, progress=progress)
+        with _refused(file):
+            info = client.import_(source, model=model, progress=progress)
     if as_json:
         print_json(attrs.asdict(info))
         return
@@ -111,6 +149,18 @@ def import_(
             ),
         ]
     )
+
+
+@contextlib.contextmanager
+def _refused(file: Path) -> Iterator[None]:
+    """Name the file where the server refuses what is in it."""
+    try:
+        yield
+    except ProblemError as error:
+        if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        with naming(file):
+            raise
 
 
 @contextlib.contextmanager

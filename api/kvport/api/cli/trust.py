@@ -9,13 +9,15 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import attrs
 import rich_click as click
 
-from kvport.api.cli.errors import NotListedError
+from kvport.api.cli.errors import NoHomeError, NotListedError
 from kvport.api.cli.options import home_option
 from kvport.api.cli.output import (
-    fingerprint,
+    is_fingerprint,
     json_option,
     print_facts,
     print_json,
@@ -23,9 +25,10 @@ from kvport.api.cli.output import (
 )
 from kvport.manifest.digests import parse_hex32
 from kvport.manifest.errors import FormatError
-from kvport.manifest.keys import PublicKey, parse_key_id
+from kvport.manifest.identity import fingerprint
+from kvport.manifest.keys import PublicKey
 from kvport.manifest.timestamps import ALWAYS, format_time
-from kvport.manifest.trust import ANY, TrustEntry
+from kvport.manifest.trust import ANY, TrustEntry, TrustList
 from kvport.snapshot.keyring import Keyring
 
 _NAMES_HELP = " (repeatable; all unless given)"
@@ -39,12 +42,14 @@ def list_(home: Path, *, as_json: bool) -> None:
 
     A new home trusts its own key, "this node", and no other.
     """
+    if not home.exists():
+        raise NoHomeError(f"the home {home} does not exist")
     entries = Keyring(home).load_trust().entries
     if as_json:
-        print_json({"trust": [entry.to_json() for entry in entries]})
+        print_json({"trust": [_to_json(entry) for entry in entries]})
         return
     print_table(
-        ("name", "fingerprint", "scopes", "models", "until", "key id"),
+        ("name", "fingerprint", "scopes", "models", "until"),
         (
             (
                 entry.name,
@@ -52,7 +57,6 @@ def list_(home: Path, *, as_json: bool) -> None:
                 _names(entry.scopes),
                 _names(entry.models),
                 _until(entry.not_after),
-                entry.key_id,
             )
             for entry in entries
         ),
@@ -90,28 +94,24 @@ def add(
 ) -> None:
     """Trust the key of another machine.
 
-    PUBLIC_KEY is what `kvport keys show` prints there. Files that it signs are
-    imported from now on. What was said about the same key before is replaced.
+    PUBLIC_KEY is what `kvport keys show` prints there: 64 hex digits. Files that it
+    signs are imported from now on. What was said about the same key before is replaced.
     """
     until = expires.replace(tzinfo=UTC) if expires else ALWAYS[1]
     if until <= datetime.now(UTC):
         raise click.BadParameter("that time is over", param_hint="--expires")
-    try:
-        entry = TrustEntry(
-            public_key=PublicKey(parse_hex32(public_key.lower())),
-            name=name,
-            not_after=until,
-            scopes=frozenset(scopes) or ANY,
-            models=frozenset(models) or ANY,
-        )
-        # What would not be read back must not be written.
-        TrustEntry.from_json(entry.to_json())
-    except FormatError as error:
-        raise click.BadParameter(str(error)) from error
+    entry = TrustEntry(
+        public_key=_public_key(public_key),
+        name=name,
+        not_after=until,
+        scopes=frozenset(scopes) or ANY,
+        models=frozenset(models) or ANY,
+    )
+    _check(entry)
     with _changing(home) as keyring:
         keyring.add(entry)
     if as_json:
-        print_json(entry.to_json())
+        print_json(_to_json(entry))
     else:
         print_facts(
             [
@@ -126,26 +126,79 @@ def add(
 
 
 @click.command()
-@click.argument("key_id")
+@click.argument("key")
 @home_option
 @json_option
-def remove(key_id: str, home: Path, *, as_json: bool) -> None:
+def remove(key: str, home: Path, *, as_json: bool) -> None:
     """Trust a key no longer.
 
-    KEY_ID is as `kvport trust list` prints it. State that was imported before stays.
+    KEY is its name, fingerprint or key id, as `kvport trust list` shows it. State that
+    was imported before stays.
     """
-    try:
-        parsed = parse_key_id(key_id)
-    except FormatError as error:
-        raise click.BadParameter(str(error), param_hint="KEY_ID") from error
+    if not home.exists():
+        raise NoHomeError(f"the home {home} does not exist")
     with _changing(home) as keyring:
-        removed = keyring.remove(parsed)
-    if not removed:
-        raise NotListedError("no entry of the trust list has this key id")
+        entry = _meant(key, keyring.load_trust())
+        keyring.remove(entry.key_id)
     if as_json:
-        print_json({"key_id": parsed})
+        print_json({"key_id": entry.key_id})
     else:
-        click.echo(f"no longer trusted: {parsed}")
+        click.echo(f"no longer trusted: {entry.name} ({fingerprint(entry.key_id)})")
+
+
+def _public_key(text: str) -> PublicKey:
+    try:
+        return PublicKey(parse_hex32(text.strip().lower()))
+    except FormatError as error:
+        if text.startswith("ed25519:"):
+            what = "that is a key id, not the public key itself"
+        elif is_fingerprint(text):
+            what = "that is a fingerprint, not the public key itself"
+        else:
+            what = "not a public key"
+        raise click.BadParameter(
+            f"{what}: give the 64 hex digits that `kvport keys show` prints on the"
+            " other machine",
+            param_hint="PUBLIC_KEY",
+        ) from error
+
+
+def _check(entry: TrustEntry) -> None:
+    """What would not be read back must not be written."""
+    plain = TrustEntry(public_key=entry.public_key, name="-")
+    options = {
+        "--name": attrs.evolve(plain, name=entry.name),
+        "--scope": attrs.evolve(plain, scopes=entry.scopes),
+        "--model": attrs.evolve(plain, models=entry.models),
+    }
+    for option, part in options.items():
+        try:
+            TrustEntry.from_json(part.to_json())
+        except FormatError as error:
+            raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def _meant(key: str, trust: TrustList) -> TrustEntry:
+    """The entry with this key id, fingerprint or name."""
+    digits = key.replace(" ", "").lower()
+    found = [
+        entry
+        for entry in trust.entries
+        if key == entry.key_id
+        or digits == fingerprint(entry.key_id).replace(" ", "")
+        or key == entry.name
+    ]
+    if not found:
+        raise NotListedError("no entry of the trust list has this name or key")
+    if len(found) > 1:
+        raise NotListedError(
+            f"{len(found)} keys are listed by this name; name one by its fingerprint"
+        )
+    return found[0]
+
+
+def _to_json(entry: TrustEntry) -> dict[str, Any]:
+    return entry.to_json() | {"fingerprint": fingerprint(entry.key_id)}
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,20 @@ from kvport.api.errors import UnreachableError
 
 _START_SECONDS: Final = 120
 _STOP_SECONDS: Final = 15
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerProcess:
     """A server that was started, and may not be ready yet."""
 
-    def __init__(self, process: subprocess.Popen[bytes], out: IO[bytes]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], out: IO[bytes], alive: IO[bytes]
+    ) -> None:
+        """A process with its standard output, and its input, which ends with us."""
+        self.pid: Final = process.pid
         self._process = process
         self._out = out
+        self._alive = alive
 
     def await_ready(self) -> str:
         """Wait until it answers; its address.
@@ -49,6 +56,24 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
         self._out.close()
+        self._alive.close()
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM and a closed terminal end what the block began, as Ctrl-C does."""
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    # What is ignored, as under nohup, stays so.
+    heard = [one for one in _ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, stop) for one in heard}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextlib.contextmanager
@@ -67,7 +92,7 @@ def starting_server(
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "kvport.api", "serve", "--json"),
+        *(sys.executable, "-m", "kvport.api", "serve", "--json", "--exit-with-stdin"),
         *("--home", str(home), "--port", "0"),
         *(part for model in models for part in ("--model", model)),
         *options,
@@ -79,12 +104,13 @@ def starting_server(
             process = subprocess.Popen(
                 command,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                # Nothing is ever written: it ends with us, however we end.
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        if process.stdout is None:
+        if process.stdout is None or process.stdin is None:
             raise TypeError("the process has no pipe, though it was asked for")
-        server = ServerProcess(process, process.stdout)
+        server = ServerProcess(process, process.stdout, process.stdin)
         cleanup.callback(server.end)
         yield server

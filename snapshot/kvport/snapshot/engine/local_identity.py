@@ -23,8 +23,9 @@ from kvport.manifest.digests import derive, format_digest
 from kvport.manifest.domains import Domain
 from kvport.manifest.identity import Numerics, StateIdentity
 from kvport.manifest.layout import StateLayout
-from kvport.snapshot.durable import write_atomic
+from kvport.snapshot.remembered import Remembered
 
+_HEX: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WEIGHTS: Final = "model*.safetensors"
 # generation_config.json is loaded too, but only for the end tokens: no state depends on
 # it.
@@ -36,24 +37,19 @@ _TOKENIZER: Final = (
 
 
 class FileDigests:
-    """Digests of model files, remembered in one JSON file below the home."""
+    """Digests of model files, remembered by the home."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._known: dict[str, str] = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            self._known = {}  # a cache: it is only slower without
+        self._known = Remembered(path)
 
     def digest(self, path: Path) -> bytes:
         """BLAKE3 of the file's contents, 32 bytes."""
         before = _fingerprint(path)
-        if (found := self._known.get(before)) is not None:
+        if (found := self._known.get(before)) is not None and _HEX.fullmatch(found):
             return bytes.fromhex(found)
         digest = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
         if _fingerprint(path) == before:
-            self._known[before] = digest.hex()
-            write_atomic(self._path, json.dumps(self._known).encode(), 0o600)
+            self._known.put(before, digest.hex())
         return digest
 
 

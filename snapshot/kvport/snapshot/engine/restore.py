@@ -6,19 +6,22 @@ digest, into host buffers. Damage found on the way is a miss: the damaged path i
 when the lookup is made again. The engine's thread turns the buffers into caches.
 """
 
-import contextlib
 from typing import Final
 
 import attrs
+import structlog
 
 from kvport.manifest.identity import KeyId, Numerics
+from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.cache.cache import Cache, Chain
 from kvport.snapshot.cache.records import ExactRule, Match, Namespace, Selection
 from kvport.snapshot.engine.requests import Policy, Request
-from kvport.snapshot.errors import DamagedError, GoneError
+from kvport.snapshot.errors import DamagedError, GoneError, StorageError
 from kvport.snapshot.state.blobs import Assembly
+
+log = structlog.get_logger(__name__)
 
 _ATTEMPTS: Final = 64
 """Each failed attempt removes what it failed on: never reached in earnest."""
@@ -35,14 +38,19 @@ class Prepared:
 
 
 def selection(
-    request: Request, *, limit: int, local: KeyId, numerics: Numerics
+    request: Request, layout: StateLayout, *, local: KeyId, numerics: Numerics
 ) -> Selection:
-    """The restore points that a request allows, at most `limit` tokens."""
-    exact = (
-        ExactRule(chunk=numerics.chunk, numerics=numerics)
-        if request.policy is Policy.EXACT
-        else None
-    )
+    """The restore points that a request allows.
+
+    A prompt's last token is always evaluated: a state cannot step back. An empty cache
+    would stop at the fork of a model with whole layers, and compute what comes after it
+    in another shape than cold state was: `exact` restores up to the fork only.
+    """
+    limit, exact = len(request.tokens) - 1, None
+    if request.policy is Policy.EXACT:
+        exact = ExactRule(chunk=numerics.chunk, numerics=numerics)
+        if request.fork is not None and layout.has(BlobClass.STATE):
+            limit = min(limit, request.fork)
     return Selection(limit=limit, local=local, exact=exact, within=request.within)
 
 
@@ -57,15 +65,19 @@ def prepare(
 ) -> Prepared:
     """Find and read the state to restore; at least one token is left to evaluate."""
     tokens = encode_tokens(request.tokens)
-    # A prompt's last token is always evaluated: a state cannot step back.
-    limit = len(request.tokens) - 1
-    chosen = selection(request, limit=limit, local=local, numerics=numerics)
-    for _ in range(_ATTEMPTS if request.read and limit else 0):
-        match = cache.match(namespace, tokens, chosen)
-        if match is None:
-            break
-        with contextlib.suppress(DamagedError, GoneError):
+    chosen = selection(request, namespace.layout, local=local, numerics=numerics)
+    for _ in range(_ATTEMPTS if request.read and chosen.limit else 0):
+        try:
+            match = cache.match(namespace, tokens, chosen)
+            if match is None:
+                break
             return _read(cache, namespace, request, match, owner)
+        except (DamagedError, GoneError):
+            continue
+        except StorageError as error:
+            # What cannot be read now can be computed.
+            log.warning("restore_failed", reason=error.message)
+            break
     return Prepared(None, None, _chain(cache, namespace, request, None, owner))
 
 

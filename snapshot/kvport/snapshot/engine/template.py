@@ -7,14 +7,18 @@ same messages, followed by two different replies and another user turn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-from kvport.snapshot.errors import BadPromptError
+from kvport.manifest.limits import TOKENS
+from kvport.snapshot.errors import BadPromptError, PromptTooLargeError
 from kvport.snapshot.state.untyped import Tokenizer
 
 Message = Mapping[str, Any]
+
+_CHARACTERS: Final = 4 * TOKENS
+"""Of text; few tokens are as short on average."""
 
 _NEXT_TURN = {"role": "user", "content": "1"}
 
@@ -28,7 +32,12 @@ class Rendered:
 
 
 def render_text(tokenizer: Tokenizer, text: str) -> Rendered:
-    """Tokens of a plain text; nothing is known of how it goes on."""
+    """Tokens of a plain text; nothing is known of how it goes on.
+
+    Raises:
+        PromptTooLargeError: no prefix may be as long.
+    """
+    _check_length([text])
     return Rendered(_ids(tokenizer.encode(text)), None)
 
 
@@ -52,7 +61,9 @@ def render_chat(
 
     Raises:
         BadPromptError: the template refuses these messages, or the model has none.
+        PromptTooLargeError: no prefix may be as long.
     """
+    _check_length(str(message.get("content") or "") for message in messages)
     if not tokenizer.has_chat_template:
         raise BadPromptError("the model has no chat template; send a prompt instead")
 
@@ -82,6 +93,12 @@ def render_chat(
     except Exception:  # noqa: BLE001 - see above; without later turns there is no fork
         return Rendered(tokens, None)
     return Rendered(tokens, shared or None)
+
+
+def _check_length(texts: Iterable[str]) -> None:
+    """Refuse what is too long for a prefix before it costs a tokenizer's memory."""
+    if sum(map(len, texts)) > _CHARACTERS:
+        raise PromptTooLargeError(f"a prompt is at most {_CHARACTERS} characters long")
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -22,8 +22,9 @@ def why_nothing(
         StorageError: the ledger or the index could not be read.
     """
     stored = cache.longest(namespace, tokens)
-    if ledger.was_removed(namespace.id, _likely_keys(namespace, tokens, stored)):
-        return EvictedError("this prefix was stored here, and was removed")
+    keys = _likely_keys(namespace, tokens, stored)
+    if (reason := ledger.was_removed(namespace.id, keys)) is not None:
+        return EvictedError(f"this prefix was stored here, and is gone: {reason}")
     if stored:
         return NotRestorableError(f"{stored} tokens are stored, without restore point")
     return NeverComputedError("no prefix of these tokens was ever stored here")

@@ -1,0 +1,97 @@
+"""A server from its checked arguments to its end: what needs mlx and the framework."""
+
+import contextlib
+import logging
+import sys
+
+import rich_click as click
+import structlog
+
+from kvport.api.cli.errors import naming
+from kvport.api.cli.output import print_json
+from kvport.api.cli.starting import Claim, Start
+from kvport.api.server import claim_socket
+from kvport.api.server import serve as serve_node
+from kvport.snapshot.engine.models import locate
+from kvport.snapshot.engine.runner import Tuning
+from kvport.snapshot.errors import (
+    CacheInUseError,
+    ForeignRootError,
+    HomeInUseError,
+    MissingRootError,
+)
+from kvport.snapshot.node import Node, NodeSettings
+
+
+def run(start: Start, claim: Claim) -> None:
+    """Serve until a signal.
+
+    Everything that may be refused for the arguments' sake comes before the home is
+    taken over: the port, and where the models are.
+
+    Raises:
+        KvportError: the arguments, the home, or a model are refused.
+    """
+    _log_to_stderr()
+    listening = claim_socket(start.host, start.port)
+    with contextlib.ExitStack() as undo:
+        undo.callback(listening.close)
+        located = [(locate(one.source)[1], one.name) for one in start.sources]
+        claim.release()
+        node = _opened(start)
+        undo.callback(node.close)
+        for directory, name in located:
+            node.load_model(str(directory), name)
+        undo.pop_all()
+    serve_node(node, listening, ready=lambda url: _ready(start, node, url))
+
+
+def _opened(start: Start) -> Node:
+    root = start.cache_root or start.home / "cache"
+    settings = NodeSettings(
+        home=start.home,
+        cache_root=start.cache_root,
+        cap_bytes=start.cap_bytes,
+        block_size=start.block_size,
+        policy=start.policy,
+        tuning=Tuning(
+            chunk=start.chunk, stride=start.stride, live_bytes=start.live_bytes
+        ),
+        cache_enabled=start.cache_enabled,
+    )
+    try:
+        return Node.open(settings)
+    except HomeInUseError:
+        with naming(start.home):
+            raise
+    except (CacheInUseError, ForeignRootError, MissingRootError):
+        with naming(root):
+            raise
+
+
+def _ready(start: Start, node: Node, url: str) -> None:
+    names = list(node.engine.models)
+    key_file = start.home / "keys" / "api.key"
+    if start.as_json:
+        facts = {"url": url, "home": str(start.home), "key_file": str(key_file)}
+        print_json(facts | {"models": names})
+    else:
+        click.echo(
+            f"kvport serves {', '.join(names)} at {url}"
+            f" (home {start.home}, API key in {key_file})"
+        )
+
+
+def _log_to_stderr() -> None:
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,128 @@
+"""What is known of a server before anything heavy is imported; its home is claimed.
+
+A client that finds the home claimed waits for the server instead of missing it.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import rich_click as click
+
+from kvport.snapshot.engine.requests import Policy
+from kvport.snapshot.errors import HomeInUseError, ModelLoadError
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_PATIENCE: Final = (0.05, 0.1, 0.2, 0.4, None)
+"""Seconds between attempts: clients hold the lock for an instant when they look."""
+
+
+@attrs.frozen
+class Source:
+    """A model to serve: what requests call it, and its directory or Hub id."""
+
+    name: str
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """The arguments of a server, each checked by itself."""
+
+    home: Path
+    sources: Sequence[Source]
+    cache_root: Path | None
+    cap_bytes: int | None
+    host: str
+    port: int
+    policy: Policy
+    chunk: int
+    stride: int
+    block_size: int
+    cache_enabled: bool
+    live_bytes: int | None
+    as_json: bool
+
+
+def named(model: str) -> Source:
+    """The source that a `--model` means; a directory may have `=` in its name.
+
+    Raises:
+        BadParameter: not `NAME=PATH`.
+        ModelLoadError: neither a directory nor the form of a Hub id.
+    """
+    name, equals, source = model.partition("=")
+    if not equals or Path(model).expanduser().is_dir():
+        name, source = "", model
+    elif not name or not source:
+        raise click.BadParameter(f"{model!r} is not NAME=PATH", param_hint="--model")
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return Source(name or directory.resolve().name, source)
+    if directory.exists() or not _HUB_ID.fullmatch(source):
+        raise ModelLoadError(f"no model is at {source}: there is no such directory")
+    return Source(name or source.rpartition("/")[2], source)
+
+
+class Claim:
+    """The lock of a home, which the node takes over."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @property
+    def held(self) -> bool:
+        """Whether the home was not handed over yet."""
+        return self._descriptor is not None
+
+    def release(self) -> None:
+        """Free the lock, for whoever owns the home from now on."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextlib.contextmanager
+def claimed(home: Path) -> Iterator[Claim]:
+    """Hold a home's lock until it is released; make the home if there is none.
+
+    A home that was made is removed if the block fails before the release.
+
+    Raises:
+        HomeInUseError: another process runs on the home.
+    """
+    made = not home.exists()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    claim = Claim(_lock(home))
+    try:
+        yield claim
+    except BaseException:
+        if made and claim.held:
+            (home / "lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # if somebody else has put files there
+                home.rmdir()
+        raise
+    finally:
+        claim.release()
+
+
+def _lock(home: Path) -> int:
+    descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for patience in _PATIENCE:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if patience is None:
+                os.close(descriptor)
+                message = f"another process runs on the home {home}"
+                raise HomeInUseError(message) from error
+            time.sleep(patience)
+        else:
+            break
+    return descriptor
