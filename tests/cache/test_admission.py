@@ -1,5 +1,8 @@
 """Admission: in one step, or not at all."""
 
+import errno
+import os
+
 import attrs
 import pytest
 
@@ -7,7 +10,13 @@ from kvport.manifest.identity import PointKind
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.records import Admitted
-from kvport.snapshot.errors import CapacityError, GoneError, KvportError, StorageError
+from kvport.snapshot.errors import (
+    CapacityError,
+    DiskFullError,
+    GoneError,
+    KvportError,
+    StorageError,
+)
 from tests.cache.builder import (
     ALL,
     COLD,
@@ -154,10 +163,11 @@ def break_name(staged, nodes, root):
     nodes[2] = attrs.evolve(nodes[2], id=NodeId(bytes(range(32))))
 
 
-def break_destination(staged, nodes, root):
-    # Something is in the place of the last blob: its rename fails, after others.
-    [directory] = (root / "ns").iterdir()
-    (directory / nodes[-1].blobs[-1].digest.hex()).mkdir()
+def break_last_file(staged, nodes, root):
+    # No file any more, and so no rename, after others: as a FIFO it must not block.
+    path = staged[nodes[-1].blobs[-1].digest]
+    path.unlink()
+    os.mkfifo(path)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,7 @@ def break_destination(staged, nodes, root):
         (break_parent, GoneError),
         (break_order, GoneError),
         (break_name, ValueError),
-        (break_destination, StorageError),
+        (break_last_file, GoneError),
     ],
 )
 def test_an_admission_that_fails_changes_nothing(cache, root, origin, harm, error):
@@ -186,6 +196,37 @@ def test_an_admission_that_fails_changes_nothing(cache, root, origin, harm, erro
         assert rows(cache) == table
         cache.discard_staging("import-1")
     assert position(cache, ns, [5, *TOKENS]) == 700
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_volume_that_fails_undoes_an_admission(
+    cache, root, origin, full, monkeypatch
+):
+    nodes, blobs = origin
+    ns = space(cache, ALL)
+    with room(cache, blobs) as reservation:
+        staged = stage(cache, blobs)
+        last = staged[nodes[-1].blobs[-1].digest]
+        tree, table = picture(root), rows(cache)
+        real = os.rename
+
+        def refuse(source, target):
+            if source == last:
+                raise OSError(errno.ENOSPC if full else errno.EIO, "injected")
+            real(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", refuse)
+            with pytest.raises(DiskFullError if full else StorageError):
+                cache.admit(ns, nodes, staged, reservation)
+        assert picture(root) == tree
+        assert rows(cache) == table
+        # A directory in the last one's place, on the other hand, makes place.
+        (root / "ns" / ns.id / last.name / "deep").mkdir(parents=True)
+        cache.admit(ns, nodes, staged, reservation)
+        cache.discard_staging("import-1")
+    read_all(cache, ns, nodes)
+    check_account(cache, root)
 
 
 def test_an_admission_evicts_for_its_rows_only_within_the_cap(root, origin):

@@ -26,7 +26,7 @@ from tests.cache.builder import (
     walk,
 )
 
-BIG = 400_000
+BIG = 410_000
 """Bytes of a blob; with a cap of 6 MiB about ten fit."""
 CAP = 6 * MIB
 
@@ -184,6 +184,24 @@ def test_a_growing_chain_is_leased_and_breaks_when_nothing_else_can_go(root):
         chain.close()
         # The next one has its place.
         store(cache, ns, prompt(3), [100], size=BIG)
+        check_account(cache, root)
+
+
+def test_a_chain_that_ended_before_makes_room_within_its_batch(root):
+    with open_cache(root, CAP) as cache:
+        ns = space(cache)
+        old = cache.chain(ns, ROOT_NODE, "test")
+        for segment in segments(ns, prompt(1), range(10, 500, 10), size=BIG):
+            old.append(segment)
+        cache.flush()
+        assert old.broken == "capacity"
+        new = cache.chain(ns, ROOT_NODE, "test")
+        [segment] = segments(ns, prompt(2), [100], size=BIG)
+        items = [Item(old, None, 0), Item(new, segment, segment.nbytes)]
+        cache._writer._store.store(items)
+        assert new.broken is None
+        new.close()
+        cache.flush()
         check_account(cache, root)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sqlite3
 import stat
 import subprocess
@@ -51,7 +52,7 @@ def test_no_shared_memory_file_and_no_log_is_left(root):
     with open_cache(root):
         assert not list(root.glob("*-shm"))
     assert {path.name for path in root.iterdir()} == {
-        "root.json", "index.sqlite", "ns", "staging",
+        "root.json", "index.sqlite", "ns", "staging", "ballast",
     }  # fmt: skip
 
 
@@ -88,14 +89,49 @@ def test_a_directory_with_other_things_is_not_taken_over(root):
     assert [path.name for path in root.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":2,"id":"aa"}'])
+FOREIGN = [
+    "",
+    "{}",
+    "[]",
+    "null",
+    '"format"',
+    "\xff",
+    '{"format":2,"id":"aa"}',
+    '{"format":true,"id":"aa"}',
+    '{"format":1.0,"id":"aa"}',
+    '{"format":[1],"id":"aa"}',
+    '{"format":1,"id":""}',
+    '{"format":1,"id":7}',
+    '{"format":1,"id":"\'); DROP"}',
+    '{"format":1,"id":"' + "a" * 100 + '"}',
+    '{"format":1,"id":"aa"}' + " " * 100_000 + "x",
+    "[" * 100_000,
+    '{"format":' * 100_000,
+    "9" * 10_000,
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN, ids=range(len(FOREIGN)))
 def test_a_root_of_another_format_is_left_alone(root, text):
     filled(root)
-    (root / "root.json").write_text(text)
+    (root / "root.json").write_text(text, encoding="latin-1")
     before = blob_files(root)
     with pytest.raises(ForeignRootError):
         open_cache(root)
     assert blob_files(root) == before
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "harm", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("x")]
+)
+def test_what_is_no_file_in_root_json_s_place_is_foreign(root, harm):
+    filled(root)
+    (root / "root.json").unlink()
+    harm(root / "root.json")
+    with pytest.raises(ForeignRootError):
+        open_cache(root)
+    assert len(blob_files(root)) == 3
 
 
 def test_two_owners_in_one_process_are_refused(root):
@@ -140,7 +176,61 @@ def exchange(index: Path) -> None:
     index.write_bytes((other / "index.sqlite").read_bytes())
 
 
-@pytest.mark.parametrize("harm", [lose, scribble, cut, exchange])
+def empty(index: Path) -> None:
+    index.write_bytes(b"")
+
+
+def as_directory(index: Path) -> None:
+    index.unlink()
+    (index / "deep").mkdir(parents=True)
+
+
+def as_fifo(index: Path) -> None:
+    index.unlink()
+    os.mkfifo(index)
+
+
+def as_link(index: Path) -> None:
+    index.rename(index.parent.parent / "elsewhere")
+    index.symlink_to(index.parent.parent / "elsewhere")
+
+
+def log_as_fifo(index: Path) -> None:
+    os.mkfifo(index.with_name("index.sqlite-wal"))
+
+
+def alter(*statements: str):
+    def harm(index: Path) -> None:
+        with contextlib.closing(sqlite3.connect(index)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+
+    return harm
+
+
+ALTERED = [
+    *(alter(f"DROP TABLE {name}") for name in ("ns", "node", "file", "blob", "attest")),
+    alter("DROP TABLE root"),
+    alter("DROP TABLE numerics"),
+    alter("DROP INDEX node_walk"),
+    alter("DROP INDEX node_leaf", "CREATE INDEX node_leaf ON node (used)"),
+    alter("ALTER TABLE node RENAME COLUMN kinds TO kind"),
+    alter("ALTER TABLE file ADD COLUMN more TEXT"),
+    alter("CREATE TABLE stranger (a)"),
+    alter("CREATE TRIGGER t AFTER DELETE ON node BEGIN DELETE FROM file; END"),
+    alter("PRAGMA user_version=7"),
+    alter("UPDATE root SET format = 2"),
+    alter("UPDATE root SET id = x'ff'"),
+    alter("UPDATE root SET id = CAST(x'ff' AS TEXT)"),
+    alter("DELETE FROM root"),
+    alter("INSERT INTO root SELECT * FROM root"),
+]
+LOST = [lose, scribble, cut, exchange, empty, as_directory, as_fifo, as_link]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("harm", [*LOST, log_as_fifo, *ALTERED])
 def test_a_lost_index_empties_the_cache_and_says_so(root, harm):
     name = filled(root)
     harm(root / "index.sqlite")
@@ -155,6 +245,29 @@ def test_a_lost_index_empties_the_cache_and_says_so(root, harm):
     with open_cache(root) as cache:
         assert cache.stats().index_resets == 0
         assert position(cache, ns, TOKENS) == 256
+
+
+def test_closing_twice_is_closing_once(root):
+    cache = open_cache(root)
+    store(cache, space(cache), TOKENS, [256])
+    cache.close()
+    cache.close()
+    with open_cache(root) as again:
+        cache.close()
+        # Still owned by the second.
+        with pytest.raises(CacheInUseError):
+            open_cache(root)
+        assert position(again, space(again), TOKENS) == 256
+
+
+def test_a_failure_at_the_end_gives_the_root_up(root):
+    cache = open_cache(root)
+    store(cache, space(cache), TOKENS, [256])
+    cache._index.touch(1)
+    cache._index._connection.close()
+    cache.close()
+    with open_cache(root) as again:
+        assert position(again, space(again), TOKENS) == 256
 
 
 def test_an_index_that_someone_else_has_open_is_not_taken_for_lost(root):

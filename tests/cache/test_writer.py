@@ -169,12 +169,14 @@ def test_a_volume_that_fails_leaves_nothing_of_the_batch(
     root, monkeypatch, call, fault
 ):
     with open_cache(root) as cache:
-        fail_in_a_batch(cache, root, monkeypatch, call, fault)
+        tip = store(cache, space(cache), TOKENS, ENDS)
+        # In use: nothing of ours could make room.
+        with cache.lease(space(cache), tip, "test"):
+            fail_in_a_batch(cache, root, monkeypatch, call, fault)
 
 
 def fail_in_a_batch(cache, root, monkeypatch, call, fault):
     ns = space(cache)
-    store(cache, ns, TOKENS, ENDS)
     before = blob_files(root)
     number, reason = fault
     chain = cache.chain(ns, ROOT_NODE, "test")
@@ -194,6 +196,29 @@ def fail_in_a_batch(cache, root, monkeypatch, call, fault):
     assert find(cache, ns, [7, *TOKENS]).tip == tip
     check_account(cache, root)
     chain.close()
+
+
+@pytest.mark.parametrize("call", ["writev", "fsync", "rename"])
+def test_a_volume_full_of_old_state_is_no_reason_to_stop(root, monkeypatch, call):
+    with open_cache(root) as cache:
+        ns = space(cache)
+        store(cache, ns, TOKENS, ENDS, size=2 * MIB)
+        chain = cache.chain(ns, ROOT_NODE, "test")
+        batch = [
+            Item(chain, segment, segment.nbytes)
+            for segment in segments(ns, [7, *TOKENS], ENDS)
+        ]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(call, errno.ENOSPC, at=2))
+            cache._writer._store.store(batch)
+        assert chain.broken is None
+        chain.close()
+        cache.flush()
+        read_all(cache, ns, find(cache, ns, [7, *TOKENS]).nodes)
+        # About as much as was needed, and a reserve: not all.
+        assert cache.stats().removed == {"evicted": 2}
+        assert position(cache, ns, TOKENS) == 256
+        check_account(cache, root)
 
 
 def test_a_callback_that_fails_does_not_end_the_writer(root):

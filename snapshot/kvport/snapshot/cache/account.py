@@ -6,7 +6,7 @@ below the root:
 
 * `blobs`: files that have a row;
 * `index`: SQLite's database and log;
-* `overhead`: directories, and the root's other files;
+* `overhead`: directories, and the root's other files, the ballast among them;
 * `held`: reservations, under which blobs, rows and staged files come to be.
 
 Blobs and rows may fill the cap up to `headroom`. That rest is for what cannot wait for
@@ -57,6 +57,7 @@ class Account:
         if cap < MIN_CAP:
             raise CapacityError(f"a cap below {MIN_CAP // MIB} MiB holds no state")
         self.headroom: Final = min(max(cap // 16, MIB), 32 * MIB)
+        self.ballast: Final = min(cap // 32 // BLOCK * BLOCK, MIB)
         self._numbers = AccountNumbers(cap, 0, 0, 0, 0)
         self._lock = threading.Lock()
 

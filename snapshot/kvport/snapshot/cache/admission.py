@@ -4,6 +4,7 @@ In: records of a path whose blobs are verified and staged below the root. Out: h
 were new. Equal bytes under the same parent are one node: kinds and attestations merge.
 """
 
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from kvport.snapshot.cache.files import (
     Files,
     allocated,
     flush,
+    publish,
     storage_io,
     sync_directories,
 )
@@ -61,20 +63,34 @@ class Admission:
         """See `Cache.admit`."""
         _check_names(nodes)
         with self._evictor.changes:
-            self._evictor.ensure_directory(namespace.id, ns)
-            blobs = {ref.digest: ref for node in nodes for ref in node.blobs}
-            # Room for one part may evict another that was present: until it fits.
-            while True:
-                absent = self._absent(ns, blobs)
-                missing = self._bound(ns, nodes, absent) - reservation.remaining
-                if missing <= 0:
-                    break
-                reservation.absorb(self._evictor.reserve(missing))
-            moves = [
-                _Move(ref, _staged(staged, ref), self._final(namespace, ref))
-                for ref in absent
-            ]
-            return self._move(ns, nodes, moves, reservation)
+            # The blobs are on the volume already: only the rows may lack room.
+            return self._evictor.with_room(
+                len(nodes) * NODE_BYTES,
+                lambda: self._admit(namespace, ns, nodes, staged, reservation),
+            )
+
+    def _admit(
+        self,
+        namespace: Namespace,
+        ns: int,
+        nodes: Sequence[NodeRecord],
+        staged: Mapping[BlobDigest, Path],
+        reservation: Reservation,
+    ) -> Admitted:
+        self._evictor.ensure_directory(namespace.id, ns)
+        blobs = {ref.digest: ref for node in nodes for ref in node.blobs}
+        # Room for one part may evict another that was present: until it fits.
+        while True:
+            absent = self._absent(ns, blobs)
+            missing = self._bound(ns, nodes, absent) - reservation.remaining
+            if missing <= 0:
+                break
+            reservation.absorb(self._evictor.reserve(missing))
+        moves = [
+            _Move(ref, _staged(staged, ref), self._final(namespace, ref))
+            for ref in absent
+        ]
+        return self._move(ns, nodes, moves, reservation)
 
     def _final(self, namespace: Namespace, ref: BlobRef) -> Path:
         return self._files.blob(namespace.id, ref.digest)
@@ -110,7 +126,7 @@ class Admission:
                 for move in moves:
                     flush(move.staged)
                     alloc = allocated(move.staged)
-                    move.staged.rename(move.final)
+                    publish(move.staged, move.final)
                     done.append((move, alloc))
                 sync_directories(
                     path.parent for m, _ in done for path in (m.staged, m.final)
@@ -144,7 +160,7 @@ def _staged(staged: Mapping[BlobDigest, Path], ref: BlobRef) -> Path:
     if path is None:
         raise GoneError("a blob is neither stored nor staged")
     with storage_io():
-        size = path.stat(follow_symlinks=False).st_size
-    if size != ref.size:
-        raise GoneError("a staged blob has another size")
+        found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size != ref.size:
+        raise GoneError("a staged blob is not the file it was")
     return path

@@ -11,10 +11,13 @@ before its bytes are reserved under the cap.
 import contextlib
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Final, Self
+
+import structlog
 
 from kvport.manifest.digests import BlobDigest
 from kvport.manifest.identity import KeyId, StateIdentity
@@ -28,6 +31,7 @@ from kvport.snapshot.cache.account import (
     Reservation,
 )
 from kvport.snapshot.cache.admission import Admission
+from kvport.snapshot.cache.ballast import Ballast
 from kvport.snapshot.cache.chain import Chain
 from kvport.snapshot.cache.evict import Evictor
 from kvport.snapshot.cache.files import Files, remove_tree, storage_io
@@ -49,9 +53,11 @@ from kvport.snapshot.cache.stats import CacheStats, Counters, namespace_stats
 from kvport.snapshot.cache.store import Store
 from kvport.snapshot.cache.sweep import INDEX_NAME, open_index, sweep
 from kvport.snapshot.cache.writer import Writer
-from kvport.snapshot.errors import GoneError
+from kvport.snapshot.errors import DiskFullError, GoneError, StorageError
 
 __all__ = ["Cache", "Chain", "Lease", "Reservation"]
+
+_log = structlog.get_logger(__name__)
 
 _IMPORT_ID: Final = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 
@@ -75,6 +81,8 @@ class Cache:
         self._account = account
         self._evictor = evictor
         self._counters = counters
+        self._closing = threading.Lock()
+        self._closed = False
         self._reader = Reader(index, files, evictor, counters)
         self._admission = Admission(index, files, account, evictor)
         self._writer = Writer(Store(index, files, account, evictor, counters))
@@ -102,6 +110,7 @@ class Cache:
             ForeignRootError: the directory is no cache of this format.
             CacheInUseError: another owner is alive.
             CapacityError: the cap is too small to hold anything.
+            DiskFullError: the volume is full, and not with what can be evicted.
             StorageError: the volume refused.
         """
         owned = claim(root, expected_root)
@@ -110,14 +119,24 @@ class Cache:
             files, counters = Files(root), Counters()
             for directory in (files.namespaces, files.staging):
                 files.make_directory(directory)
-            connection = open_index(files, owned.root_id, counters, fresh=owned.fresh)
+            ballast = Ballast(root)
+            connection = open_index(
+                files, owned.root_id, ballast, counters, fresh=owned.fresh
+            )
             undo.callback(connection.close)
             if cap_bytes is None:
                 ((ours,),) = connection.execute("SELECT total(alloc) FROM file")
                 cap_bytes = int(shutil.disk_usage(root).free + ours) // 2
             account = Account(cap_bytes)
             index = Index(connection, root / INDEX_NAME, account)
-            evictor = Evictor(index, files, account, counters, on_removed)
+            evictor = Evictor(
+                index,
+                files,
+                account,
+                ballast,
+                counters=counters,
+                on_removed=on_removed,
+            )
             sweep(index, files, account, evictor)
             cache = cls(
                 root=owned,
@@ -136,12 +155,21 @@ class Cache:
         return self._root.root_id
 
     def close(self) -> None:
-        """Store what is queued, and give the root up."""
-        try:
-            self._writer.close()
-            self._index.close()
-        finally:
-            self._root.release()
+        """Store what is queued, and give the root up; again does nothing.
+
+        Never fails: what a volume refuses at the end, the next start sweeps.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._writer.close()
+                self._index.close()
+            except (DiskFullError, StorageError) as error:
+                _log.warning("cache_close_failed", reason=error.code)
+            finally:
+                self._root.release()
 
     def __enter__(self) -> Self:
         return self
@@ -158,6 +186,7 @@ class Cache:
 
         Raises:
             CapacityError: the cap leaves no room for a directory.
+            DiskFullError: the volume is full.
             StorageError: the volume refused.
         """
         namespace = Namespace.of(identity, scope, block_size)
@@ -166,9 +195,7 @@ class Cache:
                 self._index.namespace_row(namespace.id)
             except GoneError:
                 with self._evictor.reserve(NODE_BYTES):
-                    self._files.make_directory(self._files.namespace(namespace.id))
-                    self._index.add_namespace(namespace)
-                    self._measure()
+                    self._evictor.with_room(0, lambda: self._add(namespace))
         return namespace
 
     def match(self, ns: Namespace, tokens: bytes, selection: Selection) -> Match | None:
@@ -358,6 +385,11 @@ class Cache:
                 skipped=dict(counters.skipped),
                 index_resets=counters.index_resets,
             )
+
+    def _add(self, namespace: Namespace) -> None:
+        self._files.make_directory(self._files.namespace(namespace.id))
+        self._index.add_namespace(namespace)
+        self._measure()
 
     def _measure(self) -> None:
         self._account.measured(overhead=self._files.overhead_bytes())

@@ -106,8 +106,10 @@ class Database:
         """Note that a node was used; the next transaction stores it."""
         with self.lock:
             self._touched[n] = self.next_used()
-            if len(self._touched) >= self.rows_per_removal:
-                self.store_touched()
+            if len(self._touched) % self.rows_per_removal == 0:
+                # A lookup does not fail for it; what is noted stays noted.
+                with contextlib.suppress(DiskFullError, StorageError):
+                    self.store_touched()
 
     def store_touched(self) -> None:
         """Store recencies that were only noted."""

@@ -3,36 +3,33 @@
 In: bytes that are needed, or nodes that must go. Out: room on the account, files
 unlinked, and `on_removed` told. Files go in an order that a crash cannot harm: rows
 away and files doomed in one commit, unlinked, doomed rows away.
+
+On a full volume the index cannot grow for the commit. Then the ballast goes first, then
+the removal is cut, and in the end files go before their rows: after a crash these nodes
+count as missing, and the next start finishes what was begun.
 """
 
-import heapq
-import sys
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-import attrs
 import structlog
 
-from kvport.manifest.nodes import NodeId
-from kvport.snapshot.cache.account import Account, Reservation
-from kvport.snapshot.cache.files import Files
-from kvport.snapshot.cache.index import ROOT_ROW, GoneNode, Index
+from kvport.snapshot.cache.account import Account, Reservation, allocation_bound
+from kvport.snapshot.cache.ballast import Ballast
+from kvport.snapshot.cache.files import Files, is_directory, remove_tree, storage_io
+from kvport.snapshot.cache.index import ROOT_ROW, FileRow, GoneNode, Index
 from kvport.snapshot.cache.leases import Leases
+from kvport.snapshot.cache.oldest import oldest
 from kvport.snapshot.cache.records import RemovalReason, Removed
 from kvport.snapshot.cache.stats import Counters
-from kvport.snapshot.errors import CapacityError
+from kvport.snapshot.errors import CapacityError, DiskFullError, StorageError
 
 _log = structlog.get_logger(__name__)
 
-
-@attrs.frozen(order=True)
-class _Leaf:
-    used: int
-    n: int
-    ns: int
-    id: NodeId
-    parent: int
+_Result = TypeVar("_Result")
 
 
 class Evictor:
@@ -47,6 +44,8 @@ class Evictor:
         index: Index,
         files: Files,
         account: Account,
+        ballast: Ballast,
+        *,
         counters: Counters,
         on_removed: Callable[[Sequence[Removed]], None],
     ) -> None:
@@ -55,6 +54,7 @@ class Evictor:
         self._index = index
         self._files = files
         self._account = account
+        self._ballast = ballast
         self._counters = counters
         self._on_removed = on_removed
 
@@ -89,11 +89,12 @@ class Evictor:
             StorageError: the index could not be written.
         """
         with self.changes:
-            nodes = self._index.subtree(ns, roots)
-            step = self._index.rows_per_removal
             # From the end: what is left after a crash is a tree still.
-            for stop in range(len(nodes), 0, -step):
-                self._remove(nodes[max(0, stop - step) : stop], reason)
+            nodes = self._index.subtree(ns, roots)[::-1]
+            while nodes:
+                gone = self._commit(nodes[: self._index.rows_per_removal])
+                self._finish(gone, reason)
+                nodes = nodes[len(gone) :]
 
     def ensure_directory(self, namespace_id: str, ns: int) -> None:
         """Make a namespace's directory again, and forget what was in it.
@@ -101,7 +102,7 @@ class Evictor:
         Raises:
             StorageError: the volume refused.
         """
-        if self._files.namespace(namespace_id).is_dir():
+        if is_directory(self._files.namespace(namespace_id)):
             return
         _log.warning("cache_directory_removed")
         with self.changes:
@@ -117,25 +118,143 @@ class Evictor:
         Raises:
             StorageError: the index could not be written.
         """
-        gone = []
-        for file in self._index.doomed():
-            try:
-                self._files.blob(file.namespace, file.digest).unlink(missing_ok=True)
-            except OSError as error:
-                _log.warning("cache_unlink_failed", errno=error.errno)
-            else:
-                gone.append(file)
-                self._account.change(blobs=-file.alloc)
-        if gone:
-            self._index.forget_files(gone)
+        gone = [file for file in self._index.doomed() if self._unlink(file)]
+        if not gone:
+            return
+        try:
+            self.relieved(lambda: self._index.forget_files(gone))
+        except DiskFullError:
+            # Rows without files do no harm; they go, and leave the account, next time.
+            _log.warning("cache_rows_kept", files=len(gone))
+        else:
+            self._account.change(blobs=-sum(file.alloc for file in gone))
 
-    def _remove(self, nodes: Sequence[int], reason: RemovalReason) -> None:
-        with self._index.transaction():
-            gone = self._index.remove(nodes)
-        self._finish(gone, reason)
+    # A volume without room.
+
+    def with_room(self, nbytes: int, change: Callable[[], _Result]) -> _Result:
+        """What `change` returns; if the volume is full of our own, it is tried twice.
+
+        In between the oldest leaves go, until their files gave back `nbytes` and as
+        much as the ballast needs. `changes` must be held.
+
+        Raises:
+            DiskFullError: the volume is full of other things, or of what is in use.
+        """
+        try:
+            return change()
+        except DiskFullError:
+            if not self.free(nbytes + 2 * self._account.ballast):
+                raise
+        return change()
+
+    def relieved(self, change: Callable[[], _Result]) -> _Result:
+        """What `change` returns, if need be with the ballast's room.
+
+        Raises:
+            DiskFullError: that is not enough, or was given up before.
+        """
+        try:
+            return change()
+        except DiskFullError:
+            if not self._drop_ballast():
+                raise
+        return change()
+
+    def free(self, nbytes: int) -> bool:
+        """Evict until files have given back `nbytes`; whether anything went.
+
+        Goes by the account, not by what the volume then says it has: with snapshots,
+        or a busy neighbour, that would cost the whole cache.
+
+        Raises:
+            StorageError: the index could not be written.
+        """
+        with self.changes:
+            target = self._account.numbers.blobs - nbytes
+            went = 0
+            while (missing := self._account.numbers.blobs - target) > 0:
+                if not (gone := self._evict_some(missing)):
+                    break
+                went += gone
+            return bool(went)
+
+    def ensure_reserve(self) -> None:
+        """Evict for free bytes on the volume, as many as the ballast has, and make it.
+
+        Raises:
+            StorageError: the index could not be written.
+        """
+        size = self._account.ballast
+        # Twice, since the first removal may take the ballast.
+        for _ in range(2):
+            wanted = size if self._ballast.stands(size) else 3 * size
+            missing = wanted - self._ballast.free_bytes()
+            if missing > 0:
+                self.free(missing)
+        self.renew_ballast()
+
+    def renew_ballast(self) -> None:
+        """Make the ballast where it is missing, if the volume has room for two."""
+        size = self._account.ballast
+        if self._ballast.stands(size) or self._ballast.free_bytes() < 2 * size:
+            return
+        try:
+            self._drop_ballast()
+            with self.reserve(allocation_bound(size)), storage_io():
+                self._ballast.make(size)
+                self._account.measured(overhead=self._files.overhead_bytes())
+        except (CapacityError, DiskFullError, StorageError) as error:
+            _log.warning("cache_ballast_missing", reason=error.code)
+
+    def _drop_ballast(self) -> bool:
+        if not self._ballast.drop():
+            return False
+        with storage_io():
+            self._account.measured(overhead=self._files.overhead_bytes())
+        return True
+
+    def _commit(self, nodes: Sequence[int]) -> list[GoneNode]:
+        """Remove rows, children first; on a full volume perhaps only the first."""
+        while True:
+            try:
+                with self._index.transaction():
+                    return self._index.remove(nodes)
+            except DiskFullError:
+                if self._drop_ballast():
+                    continue
+                if len(nodes) > 1:
+                    nodes = nodes[: len(nodes) // 2]
+                elif not self._unlink_own(nodes[0]):
+                    raise
+
+    def _unlink_own(self, n: int) -> bool:
+        """Unlink the files that go with a node; whether one was there."""
+        there = [
+            file
+            for file in self._index.own_files(n)
+            if os.path.lexists(self._files.blob(file.namespace, file.digest))
+        ]
+        return sum(map(self._unlink, there)) > 0
+
+    def _unlink(self, file: FileRow) -> bool:
+        if not is_directory(self._files.namespace(file.namespace)):
+            return True  # It went with its directory; a link in its place is not ours.
+        try:
+            remove_tree(self._files.blob(file.namespace, file.digest))
+        except OSError as error:
+            _log.warning("cache_unlink_failed", errno=error.errno)
+            return False
+        return True
+
+    # Removal.
 
     def _finish(self, gone: Sequence[GoneNode], reason: RemovalReason) -> None:
-        self.unlink_doomed()
+        try:
+            self.unlink_doomed()
+        finally:
+            self._tell(gone, reason)
+
+    def _tell(self, gone: Sequence[GoneNode], reason: RemovalReason) -> None:
         self._counters.add_removed(reason, len(gone))
         told = [Removed(node.namespace, node.key, node.end, reason) for node in gone]
         try:
@@ -146,59 +265,12 @@ class Evictor:
     def _evict_some(self, missing: int) -> int:
         # Under the lock, so that no lease comes between choice and removal.
         with self._index.lock:
-            self._index.store_touched()
-            nodes = self._oldest(missing)
+            # Without room for it, the order is the one of the last commit.
+            with contextlib.suppress(DiskFullError):
+                self.relieved(self._index.store_touched)
+            nodes = oldest(self._index, self.leases, missing)
             if not nodes:
                 return 0
-            with self._index.transaction():
-                gone = self._index.remove(nodes)
+            gone = self._commit(nodes)
         self._finish(gone, RemovalReason.EVICTED)
         return len(gone)
-
-    def _oldest(self, missing: int) -> list[int]:
-        """Unleased leaves, oldest first, and parents that become leaves on the way."""
-        limit = self._index.rows_per_removal
-        fetched = limit + len(self.leases)
-        leaves = self._leaves(fetched)
-        horizon = leaves[-1].used if len(leaves) == fetched else sys.maxsize
-        heap = [leaf for leaf in leaves if not self.leases.holds(leaf.ns, leaf.id)]
-        heapq.heapify(heap)
-        chosen: list[int] = []
-        lost: dict[int, int] = {}
-        # A parent's recency may lie beyond leaves that were not fetched: stop there.
-        while heap and missing > 0 and len(chosen) < limit and heap[0].used <= horizon:
-            leaf = heapq.heappop(heap)
-            chosen.append(leaf.n)
-            missing -= self._freed_by(leaf.n)
-            if leaf.parent == ROOT_ROW:
-                continue
-            lost[leaf.parent] = lost.get(leaf.parent, 0) + 1
-            parent, children = self._node(leaf.parent, leaf.used)
-            if lost[leaf.parent] == children and not self.leases.holds(
-                parent.ns, parent.id
-            ):
-                heapq.heappush(heap, parent)
-        return chosen
-
-    def _leaves(self, count: int) -> list[_Leaf]:
-        rows = self._index.all(
-            "SELECT used, n, ns, id, parent FROM node WHERE children = 0"
-            " ORDER BY used LIMIT ?",
-            (count,),
-        )
-        return [_Leaf(used, n, ns, NodeId(i), p) for used, n, ns, i, p in rows]
-
-    def _node(self, n: int, used: int) -> tuple[_Leaf, int]:
-        ((own, ns, node, parent, children),) = self._index.all(
-            "SELECT used, ns, id, parent, children FROM node WHERE n = ?", (n,)
-        )
-        return _Leaf(max(own, used), n, ns, NodeId(node), parent), children
-
-    def _freed_by(self, n: int) -> int:
-        ((freed,),) = self._index.all(
-            "SELECT coalesce(sum(file.alloc), 0) FROM blob"
-            " JOIN file ON file.n = blob.file WHERE blob.node = ? AND"
-            " (SELECT count(*) FROM blob other WHERE other.file = file.n) = 1",
-            (n,),
-        )
-        return int(freed)

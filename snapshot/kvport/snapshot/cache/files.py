@@ -13,6 +13,7 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
@@ -31,6 +32,10 @@ _SECTOR: Final = 512
 """Unit of `st_blocks`, whatever the file system's block."""
 _IOV: Final = 64
 """Buffers of one call; systems take 1,024 at most."""
+
+
+class UnfitFileError(Exception):
+    """What stands in a file's place is no such file, or does not give its bytes."""
 
 
 @attrs.frozen
@@ -59,9 +64,13 @@ class Files:
         return self.namespaces / namespace_id / digest.hex()
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory of mode 0700, durably, unless it is there."""
+        """Make a directory of mode 0700, durably, unless it is there.
+
+        Anything else that has its name goes, a link to a directory too.
+        """
         with storage_io():
-            if not path.is_dir():
+            if not is_directory(path):
+                remove_tree(path)
                 path.mkdir(mode=0o700)
                 fsync_directory(path.parent)
 
@@ -94,30 +103,39 @@ class Files:
 
         Raises:
             FileNotFoundError: it has no file.
-            EOFError: the file has another size.
-            OSError: it cannot be read.
+            UnfitFileError: it is no file of this size, or the medium lost its bytes.
+            OSError: it cannot be read now.
         """
-        with self.open(namespace_id, digest) as file:
-            if os.fstat(file.fileno()).st_size != size:
-                raise EOFError("a blob has another size than its row")
+        with self.open(namespace_id, digest, size) as file:
             data = bytearray(size)
             view = memoryview(data)
             done = 0
             while done < size:
-                if not (count := file.readinto(view[done:])):
-                    raise EOFError("a blob ended early")
+                try:
+                    count = file.readinto(view[done:])
+                except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
+                    raise UnfitFileError("a blob cannot be read") from error
+                if not count:
+                    raise UnfitFileError("a blob ended early")
                 done += count
             return data
 
-    def open(self, namespace_id: str, digest: BlobDigest) -> FileIO:
+    def open(self, namespace_id: str, digest: BlobDigest, size: int) -> FileIO:
         """The blob as an unbuffered stream.
 
         Raises:
             FileNotFoundError: it has no file.
+            UnfitFileError: it is no file of this size.
+            OSError: it cannot be opened now.
         """
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.blob(namespace_id, digest), flags)
-        return FileIO(fd, "rb")
+        with contextlib.ExitStack() as undo:
+            file = undo.enter_context(open_regular(self.blob(namespace_id, digest)))
+            if os.fstat(file.fileno()).st_size != size:
+                raise UnfitFileError("a blob has another size than its row")
+            undo.pop_all()
+        return file
 
     def overhead_bytes(self) -> int:
         """Allocated bytes of directories and of the root's own files, measured.
@@ -138,19 +156,51 @@ class Files:
         ]
         return sum(found) * _SECTOR
 
-    def clear_staging(self) -> None:
-        """Remove every upload that was in flight."""
-        for entry in _entries(self.staging):
-            remove_tree(Path(entry.path))
+
+def open_regular(path: Path) -> FileIO:
+    """A regular file as an unbuffered stream; never waits for a FIFO's other end.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        UnfitFileError: it is a link, a directory, a FIFO, a socket or a device.
+        OSError: it cannot be opened now.
+    """
+    # Looked at before, since to open a device can do things; and after, for races.
+    _check_regular(path.lstat())
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags)
+    try:
+        _check_regular(os.fstat(fd))
+        return FileIO(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def flush(path: Path) -> None:
-    """Flush a file that someone else has written."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Flush a file that someone else has written.
+
+    Raises:
+        OSError: it did not reach the medium, or is no file.
+    """
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        with open_regular(path) as file:
+            os.fsync(file.fileno())
+    except UnfitFileError as error:
+        raise OSError(errno.EINVAL, "not a regular file") from error
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Give a file its name; whatever had it goes, a directory too.
+
+    Raises:
+        OSError: the file is where it was.
+    """
+    try:
+        temporary.rename(final)
+    except IsADirectoryError:
+        remove_tree(final)
+        temporary.rename(final)
 
 
 def sync_directories(directories: Iterable[Path]) -> None:
@@ -161,15 +211,35 @@ def sync_directories(directories: Iterable[Path]) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory or file with all below it, never what a link points to."""
-    if path.is_dir() and not path.is_symlink():
+    if is_directory(path):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
+def is_directory(path: Path) -> bool:
+    """Whether a directory is there; a link to one is none."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def allocated(path: Path) -> int:
     """Allocated bytes of one file."""
-    return path.stat(follow_symlinks=False).st_blocks * _SECTOR
+    return path.lstat().st_blocks * _SECTOR
+
+
+def tree_allocated(path: Path) -> int:
+    """Allocated bytes of a file, or of a directory with all below it."""
+    total = allocated(path)
+    if not is_directory(path):
+        return total
+    for parent, directories, files in os.walk(path):
+        for name in (*directories, *files):
+            with contextlib.suppress(FileNotFoundError):
+                total += allocated(Path(parent, name))
+    return total
 
 
 def is_full(error: OSError) -> bool:
@@ -203,9 +273,14 @@ def _write_all(fd: int, buffers: Sequence[Bytes]) -> None:
             parts[0] = parts[0][written:]
 
 
+def _check_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UnfitFileError("not a regular file")
+
+
 def _entries(path: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
             return list(entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []

@@ -59,7 +59,7 @@ _DELETE_NODES: Final = (
 
 @attrs.frozen
 class FileRow:
-    """A file that has lost its last node, and is to be unlinked."""
+    """A file that has lost its last node, or does with the next removal."""
 
     n: int
     namespace: str
@@ -237,6 +237,12 @@ class Index(Database):
         )
         return old[0][0] if old else 0
 
+    def set_allocated(self, found: Sequence[tuple[int, int]]) -> None:
+        """Store allocated bytes that were measured again: pairs of bytes and row."""
+        with self.transaction():
+            for values in found:
+                self.all("UPDATE file SET alloc = ? WHERE n = ?", values)
+
     def owners(self, ns: int, digest: BlobDigest) -> list[int]:
         """Row numbers of the nodes that have this blob."""
         rows = self.all(
@@ -251,6 +257,18 @@ class Index(Database):
         rows = self.all(
             "SELECT file.n, ns.id, digest, alloc FROM file JOIN ns ON ns.n = file.ns"
             " WHERE live = 0"
+        )
+        return [FileRow(n, ns, BlobDigest(digest), a) for n, ns, digest, a in rows]
+
+    def own_files(self, n: int) -> list[FileRow]:
+        """Files that would lose their last node with this one."""
+        rows = self.all(
+            "SELECT file.n, ns.id, digest, alloc FROM blob"
+            " JOIN file ON file.n = blob.file JOIN ns ON ns.n = file.ns"
+            " WHERE blob.node = ? AND"
+            " NOT EXISTS (SELECT 1 FROM blob other"
+            " WHERE other.file = file.n AND other.node != blob.node)",
+            (n,),
         )
         return [FileRow(n, ns, BlobDigest(digest), a) for n, ns, digest, a in rows]
 

@@ -6,7 +6,6 @@ miss, not a state to live with.
 """
 
 import contextlib
-import errno
 from collections.abc import Iterator
 from io import FileIO
 from typing import Final
@@ -15,15 +14,14 @@ import structlog
 from blake3 import blake3
 
 from kvport.snapshot.cache.evict import Evictor
-from kvport.snapshot.cache.files import Files
+from kvport.snapshot.cache.files import Files, UnfitFileError
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.records import BlobRef, Namespace, RemovalReason
 from kvport.snapshot.cache.stats import Counters
-from kvport.snapshot.errors import DamagedError, GoneError, StorageError
+from kvport.snapshot.errors import DamagedError, DiskFullError, GoneError, StorageError
 
 _PARALLEL: Final = 1 << 20
 """Bytes from which a blob is hashed by several threads."""
-_UNREADABLE: Final = frozenset({errno.EIO, errno.ELOOP, errno.EISDIR})
 
 _log = structlog.get_logger(__name__)
 
@@ -52,13 +50,14 @@ class Reader:
     def open(self, ns: Namespace, ref: BlobRef) -> FileIO:
         """The blob as a stream, unchecked."""
         with self._damage(ns, ref):
-            return self._files.open(ns.id, ref.digest)
+            return self._files.open(ns.id, ref.digest, ref.size)
 
     def report(self, ns: Namespace, ref: BlobRef, reason: RemovalReason) -> None:
         """Remove what owns the blob.
 
         Raises:
             GoneError: the blob was removed by design.
+            StorageError: the removal could not be stored.
         """
         row = self._index.namespace_row(ns.id)
         with self._evictor.changes:
@@ -67,20 +66,21 @@ class Reader:
             self._counters.add_damaged()
             _log.warning("cache_blob_lost", reason=reason.value, size=ref.size)
             owners = self._index.owners(row, ref.digest)
-            self._evictor.remove(row, owners, reason)
+            try:
+                self._evictor.remove(row, owners, reason)
+            except DiskFullError as error:
+                raise StorageError("a removal could not be stored") from error
 
     @contextlib.contextmanager
     def _damage(self, ns: Namespace, ref: BlobRef) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             self.report(ns, ref, RemovalReason.MISSING)
             raise DamagedError("a stored blob has lost its file") from error
         except OSError as error:
-            if error.errno not in _UNREADABLE:
-                raise StorageError("a blob's file could not be opened") from error
+            # Too many open files, no permission, a volume that is going: not the blob.
+            raise StorageError("a blob's file could not be opened") from error
+        except UnfitFileError as error:
             self.report(ns, ref, RemovalReason.DAMAGED)
-            raise DamagedError("a stored blob cannot be read") from error
-        except EOFError as error:
-            self.report(ns, ref, RemovalReason.DAMAGED)
-            raise DamagedError("a stored blob has another size") from error
+            raise DamagedError("a stored blob is not what was stored") from error

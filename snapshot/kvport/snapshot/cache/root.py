@@ -8,12 +8,13 @@ things is never taken over.
 import fcntl
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Final
 
 from kvport.manifest.canonical import canonical_dumps
-from kvport.snapshot.cache.files import storage_io
+from kvport.snapshot.cache.files import UnfitFileError, open_regular, storage_io
 from kvport.snapshot.cache.schema import FORMAT
 from kvport.snapshot.durable import fsync_directory, write_atomic
 from kvport.snapshot.errors import (
@@ -23,6 +24,8 @@ from kvport.snapshot.errors import (
 )
 
 _NAME: Final = "root.json"
+_ID: Final = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
+_LONGEST: Final = 1 << 16
 
 
 class Claim:
@@ -64,7 +67,7 @@ def claim(path: Path, expected: str | None) -> Claim:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(fd)
-        fresh = not (path / _NAME).exists()
+        fresh = not os.path.lexists(path / _NAME)
         root_id = _identify(path, expected)
     except BaseException:
         os.close(fd)
@@ -81,19 +84,21 @@ def _lock(fd: int) -> None:
 
 def _identify(path: Path, expected: str | None) -> str:
     try:
-        value = json.loads((path / _NAME).read_bytes())
+        with open_regular(path / _NAME) as file:
+            text = file.read(_LONGEST + 1)
+        value = json.loads(text) if len(text) <= _LONGEST else None
     except FileNotFoundError:
         value = _found(path, expected)
-    except (OSError, ValueError) as error:
+    except (OSError, UnfitFileError, ValueError, RecursionError) as error:
         raise ForeignRootError("root.json cannot be read") from error
-    if (
-        not isinstance(value, dict)
-        or value.get("format") != FORMAT
-        or not isinstance(value.get("id"), str)
-        or not value["id"].isalnum()
-    ):
+    if not isinstance(value, dict):
+        raise ForeignRootError("root.json is not ours")
+    # By type too: JSON's true equals 1.
+    if (type(value.get("format")), value.get("format")) != (int, FORMAT):
         raise ForeignRootError("the cache directory is of another format")
-    root_id: str = value["id"]
+    root_id = value.get("id")
+    if not isinstance(root_id, str) or not _ID.fullmatch(root_id):
+        raise ForeignRootError("root.json has no id")
     if expected is not None and root_id != expected:
         raise MissingRootError("another cache stands in the place of this one")
     return root_id

@@ -8,8 +8,10 @@ Checkpoints are made by index.py, where the account can reserve their growth fir
 """
 
 import contextlib
+import os
 import sqlite3
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +22,19 @@ FORMAT: Final = 1
 """Of root.json, the directory tree and these tables together."""
 
 _LOST: Final = frozenset(
-    # The last is "no such table": a database, but not ours.
-    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+    # The last is "no such column": a database, but not ours.
+    {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_FORMAT,
+        sqlite3.SQLITE_ERROR,
+    }
 )
 """Primary result codes that speak of the file's content."""
 
 _PRAGMAS: Final = (
     # First: whatever reads the file before it makes the shared-memory file.
     "PRAGMA locking_mode=EXCLUSIVE",
-    f"PRAGMA page_size={BLOCK}",
-    "PRAGMA auto_vacuum=INCREMENTAL",
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
     "PRAGMA fullfsync=1",
@@ -38,6 +43,14 @@ _PRAGMAS: Final = (
     # No temporary files, inside the root or outside of it.
     "PRAGMA temp_store=MEMORY",
     "PRAGMA trusted_schema=0",
+)
+
+_NEW_PRAGMAS: Final = (
+    # Not when it is opened again: that would write, and so fail on a full volume.
+    _PRAGMAS[0],
+    f"PRAGMA page_size={BLOCK}",
+    "PRAGMA auto_vacuum=INCREMENTAL",
+    *_PRAGMAS[1:],
 )
 
 # Nodes refer to each other by rowid: 8 bytes where an id takes 32, twice per node.
@@ -90,9 +103,13 @@ def create(path: Path, root_id: str) -> sqlite3.Connection:
         StorageError: the volume refused.
     """
     with storage_errors():
-        connection = _connect(path)
-        path.chmod(0o600)
-        connection.executescript(_TABLES.format(root_id=root_id, format=FORMAT))
+        connection = _connect(path, _NEW_PRAGMAS)
+        try:
+            path.chmod(0o600)
+            connection.executescript(_TABLES.format(root_id=root_id, format=FORMAT))
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -103,10 +120,17 @@ def connect(path: Path, root_id: str) -> sqlite3.Connection:
         IndexLostError: it is not.
         StorageError: the volume refused, or someone else has it open.
     """
-    if not path.is_file():
+    log = path.with_name(f"{path.name}-wal")
+    if not os.path.lexists(path):
         raise IndexLostError("missing")
+    for file in (path, log):
+        # A database without the log of its last commits is not whole either.
+        if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
+            raise IndexLostError("not a file")
+    if not path.stat().st_size and not log.exists():
+        raise IndexLostError("empty")
     with _corruption():
-        connection = _connect(path)
+        connection = _connect(path, _PRAGMAS)
     try:
         with _corruption():
             _check(connection, root_id)
@@ -132,8 +156,27 @@ def _corruption() -> Iterator[None]:
 def _check(connection: sqlite3.Connection, root_id: str) -> None:
     if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
         raise IndexLostError("corrupt")
-    if connection.execute("SELECT * FROM root").fetchall() != [(root_id, FORMAT)]:
+    if connection.execute("PRAGMA user_version").fetchone() != (0,):
+        raise IndexLostError("of another version")
+    # All values as bytes: text that is none would be an error without a code.
+    with contextlib.closing(sqlite3.connect(":memory:")) as ours:
+        ours.executescript(_TABLES.format(root_id=root_id, format=FORMAT))
+        if _schema_of(connection) != _schema_of(ours):
+            raise IndexLostError("of another schema")
+    found = connection.execute(
+        "SELECT CAST(id AS BLOB), CAST(format AS BLOB) FROM root"
+    ).fetchall()
+    if found != [(root_id.encode(), str(FORMAT).encode())]:
         raise IndexLostError("of another root")
+
+
+def _schema_of(connection: sqlite3.Connection) -> set[tuple[bytes, bytes, bytes]]:
+    """Tables, indexes and whatever else there is, as they were written down."""
+    rows = connection.execute(
+        "SELECT CAST(type AS BLOB), CAST(name AS BLOB),"
+        " CAST(coalesce(sql, '') AS BLOB) FROM sqlite_master"
+    )
+    return {(kind, name, b" ".join(sql.split())) for kind, name, sql in rows}
 
 
 @contextlib.contextmanager
@@ -152,13 +195,13 @@ def storage_errors() -> Iterator[None]:
         raise StorageError("the index could not be read or written") from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, pragmas: Iterable[str]) -> sqlite3.Connection:
     # Guarded by the index's lock, so that any thread may use it.
     connection = sqlite3.connect(
         path, timeout=1, check_same_thread=False, isolation_level=None
     )
     try:
-        for pragma in _PRAGMAS:
+        for pragma in pragmas:
             connection.execute(pragma).fetchall()
     except sqlite3.Error:
         connection.close()

@@ -3,7 +3,8 @@
 In: items of chains, in order. Out: nodes, and tips that move. The steps: hash and name;
 reserve, evicting if need be; write and flush files under temporary names; rename; flush
 directories; one commit. A segment that does not fit breaks its own chain only; a volume
-that fails breaks all chains of the batch, and nothing of the batch is left.
+that fails breaks all chains of the batch, and nothing of the batch is left. One that is
+full of our own is tried once more after the oldest leaves made room.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,13 @@ from kvport.snapshot.cache.account import (
 )
 from kvport.snapshot.cache.chain import Chain, Item
 from kvport.snapshot.cache.evict import Evictor
-from kvport.snapshot.cache.files import Files, WrittenFile, storage_io, sync_directories
+from kvport.snapshot.cache.files import (
+    Files,
+    WrittenFile,
+    publish,
+    storage_io,
+    sync_directories,
+)
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.records import BlobRef, Bytes, NewSegment, NodeRecord, nbytes
 from kvport.snapshot.cache.stats import Counters, SkipReason
@@ -75,6 +82,15 @@ class Store:
 
     def store(self, batch: Sequence[Item]) -> None:
         """Store what can be stored; the chains say what could not."""
+        storing = {
+            item.chain
+            for item in batch
+            if item.segment is not None and item.chain.broken is None
+        }
+        for item in batch:
+            # What ended before may make room for what is stored now.
+            if item.segment is None and item.chain not in storing:
+                item.chain.lease.release()
         ready = [
             self._prepare(item.chain, item.segment)
             for item in batch
@@ -82,7 +98,9 @@ class Store:
         ]
         try:
             with self._evictor.changes:
-                self._store(ready)
+                nbytes = sum(map(self._missing, ready))
+                self._evictor.with_room(nbytes, lambda: self._store(ready))
+                self._evictor.renew_ballast()
         except (StorageError, DiskFullError) as error:
             reason = _REASONS[type(error)]
             _log.warning("cache_store_failed", reason=reason.value)
@@ -204,7 +222,7 @@ class Store:
                 done.add((ns, ref.digest))
         files = [file for one in ready for _, file in one.written]
         for file in files:
-            file.temporary.rename(file.final)
+            publish(file.temporary, file.final)
         sync_directories(file.final.parent for file in files)
 
     def _insert(self, one: _Ready) -> int:
@@ -227,6 +245,8 @@ class Store:
             except OSError:
                 # It stays until the next sweep, and so on the account.
                 self._account.change(blobs=file.alloc)
+        for one in ready:
+            one.written.clear()
 
 
 def _skip_if_broken(chain: Chain) -> bool:

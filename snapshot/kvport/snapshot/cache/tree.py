@@ -118,8 +118,7 @@ def _walk(
                 id=node,
                 start=start,
                 end=start + len(stored) // TOKEN_SIZE,
-                common=start
-                + _common_tokens(stored, tokens[offset : offset + len(stored)]),
+                common=start + _common_tokens(stored, tokens, offset),
                 used=index.recency(n, used),
                 has_state=bool(has_state),
                 cold=bool(cold),
@@ -131,14 +130,16 @@ def _walk(
                 stack.append((n, visit.end))
 
 
-def _common_tokens(stored: bytes, asked: bytes) -> int:
-    """Whole tokens at the start that are the same."""
-    if asked == stored:
+def _common_tokens(stored: bytes, tokens: bytes, offset: int) -> int:
+    """Whole tokens at the start of `stored` that stand at `offset` too."""
+    if tokens.startswith(stored, offset):
         return len(stored) // TOKEN_SIZE
-    low, high = 0, min(len(stored), len(asked)) // TOKEN_SIZE
+    low, high = 0, min(len(stored), len(tokens) - offset) // TOKEN_SIZE
     while low < high:
         middle = (low + high + 1) // 2
-        if stored[: middle * TOKEN_SIZE] == asked[: middle * TOKEN_SIZE]:
+        # Up to `low` they are the same: each byte is copied and compared once.
+        part = stored[low * TOKEN_SIZE : middle * TOKEN_SIZE]
+        if tokens.startswith(part, offset + low * TOKEN_SIZE):
             low = middle
         else:
             high = middle - 1
