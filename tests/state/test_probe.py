@@ -48,7 +48,6 @@ class Odd(KVCache):
     [
         (lambda: [Odd()], "Odd"),
         (lambda: [RotatingKVCache(8, keep=4)], "keeps its first 4 rows"),
-        (lambda: [ArraysCache(2)], "empty leaf"),
         (lambda: [CacheList(KVCache(), Odd())], r"0\.1 \(Odd\)"),
     ],
 )
@@ -63,7 +62,14 @@ def test_b45_side_state_is_refused():
         probe(Toy(lambda: [KVCache()], side_state=True))
 
 
-def test_model_that_cannot_be_batched_is_refused_at_load(model_dir, tmp_path):
-    directory = model_dir("llama4")
-    with pytest.raises(UnsupportedModelError, match="ChunkedKVCache"):
-        load_model("llama4", directory, FileDigests(tmp_path / "digests.json"))
+def test_what_cannot_be_batched_runs_alone(model_dir, tmp_path):
+    model = load_model("m", model_dir("llama4"), FileDigests(tmp_path / "digests"))
+    assert model.refusal is None
+    assert "ChunkedKVCache" in model.alone
+
+
+def test_slots_that_are_never_set_are_described_and_not_stored():
+    found = probe(Toy(lambda: [ArraysCache(3)]))
+    (cache,) = found.layout.caches
+    assert (cache.slots, [leaf.name for leaf in cache.leaves]) == (3, ["s0"])
+    assert "StopIteration" in found.alone

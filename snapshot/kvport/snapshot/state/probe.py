@@ -1,14 +1,16 @@
 """The layout of a loaded model, proved by a round trip; refusal by name.
 
 A model's caches are watched over a few tokens: which leaves grow with rows, which keep
-their shape. Then state is captured, restored, merged into a batch and extracted again:
-a model that fails this has state that we would lose, and is refused.
+their shape. Then state is captured, restored and continued: a model that fails this has
+state that we would lose, and is refused. What cannot be merged into a batch and
+extracted again runs alone.
 """
 
+import attrs
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
-from kvport.manifest.layout import BlobClass, CacheKind, StateLayout
+from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.snapshot.errors import UnsupportedModelError
 from kvport.snapshot.state.blobs import Assembly, to_buffers
 from kvport.snapshot.state.kinds import describe, flatten
@@ -18,25 +20,57 @@ from kvport.snapshot.state.untyped import Cache, Model
 _PROBE = 5  # tokens; small, and not a power of two
 
 
-def batchable(model: Model) -> None:
-    """Check that mlx-lm can batch the model's caches.
+@attrs.frozen
+class Quantisation:
+    """Of keys and values: bits of a value, and values that share a scale."""
+
+    bits: int
+    group_size: int
+
+
+@attrs.frozen
+class Probed:
+    """What a probe found.
+
+    Attributes:
+        layout: the model's layout.
+        alone: why its sequences run one at a time, None if they can be batched.
+    """
+
+    layout: StateLayout
+    alone: str | None
+
+
+def make_caches(model: Model, quantisation: Quantisation | None) -> list[Cache]:
+    """Empty caches of a model.
+
+    Args:
+        model: the language model.
+        quantisation: of keys and values, from token 0 on; None for the model's own
+            representation.
 
     Raises:
-        UnsupportedModelError: naming the first cache that cannot be merged.
+        UnsupportedModelError: a cache that cannot be quantised.
     """
-    for path, cache in flatten(make_prompt_cache(model)):
-        if not hasattr(cache, "merge"):
-            name = type(cache).__name__
-            raise UnsupportedModelError(f"cache {path} ({name}) cannot be batched")
+    caches: list[Cache] = make_prompt_cache(model)
+    if quantisation is None:
+        return caches
+    for index, cache in enumerate(caches):
+        if type(cache) is not KVCache:
+            name = f"cache {index} ({type(cache).__name__})"
+            raise UnsupportedModelError(f"{name} cannot be quantised")
+    return [
+        QuantizedKVCache(quantisation.group_size, quantisation.bits) for _ in caches
+    ]
 
 
-def probe(model: Model) -> StateLayout:
+def probe(model: Model, quantisation: Quantisation | None = None) -> Probed:
     """Derive the model's layout and prove it by a round trip on a few tokens.
 
     Raises:
         UnsupportedModelError: the model keeps state of a kind that is not carried.
     """
-    caches = make_prompt_cache(model)
+    caches = make_caches(model, quantisation)
     _run(model, caches, 2)
     layout = _layout(caches)
     _run(model, caches, _PROBE - 2)
@@ -46,8 +80,7 @@ def probe(model: Model) -> StateLayout:
     live, again = _run(model, caches, 1), _run(model, restored, 1)
     if not mx.array_equal(live, again).item():
         raise UnsupportedModelError("the model has state beside its caches")
-    _merge(layout, caches)
-    return layout
+    return Probed(layout, _why_alone(layout, caches))
 
 
 def _run(model: Model, caches: list[Cache], count: int) -> mx.array:
@@ -71,16 +104,32 @@ def _round_trip(layout: StateLayout, caches: list[Cache]) -> list[Cache]:
     return assembly.caches()
 
 
-def _merge(layout: StateLayout, caches: list[Cache]) -> None:
+def _why_alone(layout: StateLayout, caches: list[Cache]) -> str | None:
     """Merge two copies, and compare what is extracted with what went in."""
+    for path, cache in flatten(caches):
+        if not hasattr(cache, "merge"):
+            return f"cache {path} ({type(cache).__name__}) cannot be batched"
+    try:
+        same = _survives_merge(layout, caches)
+    except Exception as error:  # noqa: BLE001 - whatever mlx-lm meets in a strange cache
+        return f"merging its caches fails ({type(error).__name__})"
+    return None if same else "a batch does not hold what was merged into it"
+
+
+def _survives_merge(layout: StateLayout, caches: list[Cache]) -> bool:
     held = _PROBE + 1
     merged = [cache.merge([cache, cache]) for cache in caches]
-    for row in (0, 1):
+    # Extraction is how mlx-lm hands a finished sequence out.
+    for each in (
+        merged,
+        [c.extract(0) for c in merged],
+        [c.extract(1) for c in merged],
+    ):
         (alone,), state = take(
             layout, caches, row=0, held=held, cuts=[(0, held)], state=True
         )
         (batch,), both = take(
-            layout, merged, row=row, held=held, cuts=[(0, held)], state=True
+            layout, each, row=0, held=held, cuts=[(0, held)], state=True
         )
         pairs = [
             (leaf, batch[blob_class][index])
@@ -89,12 +138,5 @@ def _merge(layout: StateLayout, caches: list[Cache]) -> None:
         ]
         pairs += [(leaf, (both or {})[i]) for i, leaf in (state or {}).items()]
         if not all(mx.array_equal(a, b).item() for a, b in pairs):
-            raise UnsupportedModelError("a batch does not hold what was merged into it")
-
-
-def kinds_of(layout: StateLayout) -> dict[CacheKind, int]:
-    """How many cache objects of each kind a layout has."""
-    counts: dict[CacheKind, int] = {}
-    for cache in layout.caches:
-        counts[cache.kind] = counts.get(cache.kind, 0) + 1
-    return counts
+            return False
+    return True
