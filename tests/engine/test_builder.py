@@ -5,11 +5,20 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load, load_tokenizer
 
-from kvport.snapshot.engine.builder import KNOWN_ARCHITECTURES, build_model
+from kvport.snapshot.engine.builder import (
+    ARCHITECTURES,
+    KNOWN_ARCHITECTURES,
+    build_model,
+)
 from kvport.snapshot.engine.builder.tokenizer import (
     ALPHABET,
     IM_END,
@@ -20,7 +29,20 @@ from kvport.snapshot.engine.builder.tokenizer import (
 )
 from kvport.snapshot.errors import ModelBuildError
 
-WINDOWED = {"gemma3_text", "gemma3n", "olmo3", "gpt_oss", "baichuan_m1"}
+WINDOWED = {
+    "baichuan_m1", "cohere2", "exaone4", "exaone_moe", "gemma3_text", "gemma3n",
+    "gemma4_text", "gpt_oss", "iquestloopcoder", "laguna", "llama_swa", "mimo_v2_flash",
+    "ministral3", "olmo3", "recurrent_gemma", "step3p5",
+}  # fmt: skip
+WHOLE = {
+    "baichuan_m1", "bailing_moe_linear", "falcon_h1", "granitemoehybrid", "jamba",
+    "kimi_linear", "lfm2", "lfm2_moe", "longcat_flash_ngram", "mamba", "mamba2",
+    "nemotron_h", "olmo_hybrid", "plamo2", "qwen3_5", "qwen3_next", "recurrent_gemma",
+    "rwkv7",
+}  # fmt: skip
+WITHOUT_FULL = {"mamba", "mamba2", "recurrent_gemma", "rwkv7"}
+
+NEEDS_LAYERS = [name for name, entry in ARCHITECTURES.items() if entry.least > 1]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -57,8 +79,11 @@ def test_every_architecture_loads_and_says_something(arch, tmp_path):
 
     assert len(set(tokens)) >= 8
     assert tokenizer.encode(tokenizer.decode(tokens)) == tokens
-    windows = [c.max_size for c in flat(cache) if hasattr(c, "max_size")]
-    assert bool(windows) == (arch in WINDOWED)
+    kinds = {type(c) for c in flat(cache)}
+    assert (RotatingKVCache in kinds) == (arch in WINDOWED)
+    assert (ArraysCache in kinds) == (arch in WHOLE)
+    assert (KVCache in kinds) == (arch not in WITHOUT_FULL)
+    windows = [c.max_size for c in flat(cache) if isinstance(c, RotatingKVCache)]
     assert all(48 <= window <= 64 for window in windows)
 
 
@@ -73,6 +98,23 @@ def test_same_arguments_give_the_same_bytes(arch, tmp_path):
     a, b, c = (contents(tmp_path / name) for name in "abc")
     assert a == b
     assert {name for name in a if a[name] != c[name]} == {"model.safetensors"}
+
+
+def test_a_name_of_ours_is_a_known_model_type_in_the_configuration(tmp_path):
+    build_model("llama_swa", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert set(config["layer_types"]) == {"sliding_attention", "full_attention"}
+
+
+@pytest.mark.parametrize("arch", NEEDS_LAYERS)
+def test_the_fewest_layers_still_run(arch, tmp_path):
+    least = ARCHITECTURES[arch].least
+    with pytest.raises(ModelBuildError, match=f"layers must be from {least} to 256"):
+        build_model(arch, tmp_path / "model", layers=least - 1)
+    build_model(arch, tmp_path / "model", layers=least)
+    model, _ = load(str(tmp_path / "model"))
+    assert greedy(model, [40, 41, 42], 1)
 
 
 def test_a_model_of_48_layers_has_36_recurrent_and_12_attention_layers(tmp_path):
@@ -173,7 +215,7 @@ def test_an_empty_directory_is_filled(tmp_path):
 def tokenizer(request, tmp_path_factory) -> TokenizerWrapper:
     # transformers replaces qwen3_5's pipeline by one of its own.
     directory = tmp_path_factory.mktemp("models") / "model"
-    build_model(request.param, directory, layers=1)
+    build_model(request.param, directory)
     return load_tokenizer(directory)
 
 

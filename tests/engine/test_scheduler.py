@@ -248,3 +248,21 @@ def test_state_that_cannot_be_read_is_computed(rig, prompt, monkeypatch):
     assert (again.restored, again.tokens) == (0, expected)
     monkeypatch.undo()
     assert r.complete(prompt(600)).restored == 599
+
+
+@pytest.mark.parametrize("arch", ["gemma2", "llama4", "llama"])
+def test_unequal_lengths_side_by_side_answer_like_alone(rig, prompt, arch):
+    """Whether they share a batch or run one after the other: replies and state."""
+    r = rig(arch)
+    prompts = [prompt(n, seed=n) for n in (300, 40, 130, 77)]
+    running = [r.start(p, max_tokens=40, full_logprobs=True) for p in prompts]
+    answers = [x.answer() for x in running]
+    fresh = rig(arch, home="b")
+    for tokens, answer in zip(prompts, answers, strict=True):
+        alone = fresh.complete(tokens, max_tokens=40, full_logprobs=True)
+        assert np.abs(answer.logprobs - alone.logprobs).max() < 1e-3
+        whole = [*tokens, *answer.tokens, 5]
+        later = r.complete(whole, full_logprobs=True)
+        cold = fresh.complete(whole, read=False, full_logprobs=True)
+        assert later.restored == len(whole) - 1
+        assert np.abs(later.logprobs - cold.logprobs).max() < 1e-3

@@ -8,16 +8,25 @@ from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.engine.selfcheck import selfcheck
 from kvport.snapshot.errors import SettingError, UnsupportedModelError
 from kvport.snapshot.state.blobs import Assembly
+from kvport.snapshot.state.probe import Quantisation
 
 ARCHITECTURES = [
     "llama", "qwen3", "gemma3_text", "qwen3_5", "qwen3_next", "mamba2", "falcon_h1",
-    "lfm2", "deepseek_v3",
+    "lfm2", "deepseek_v3", "llama4",
 ]  # fmt: skip
 
 
-def check(directory, work, policy=Policy.NEAREST, tokens=600, chunk=256):
+def check(
+    directory, work, policy=Policy.NEAREST, *, tokens=600, chunk=256, quantisation=None
+):
     return selfcheck(
-        "m", directory, work=work, tokens=tokens, policy=policy, chunk=chunk
+        "m",
+        directory,
+        work=work,
+        tokens=tokens,
+        policy=policy,
+        chunk=chunk,
+        quantisation=quantisation,
     )
 
 
@@ -29,6 +38,15 @@ def test_restored_state_is_exact(model_dir, tmp_path, arch, policy):
     assert report.restored_tokens == (599 if policy is Policy.NEAREST else 512)
     if policy is Policy.EXACT:
         assert report.max_diff_to_cold == 0
+    assert report.passed
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("quantisation", [Quantisation(4, 32), Quantisation(8, 64)])
+def test_quantised_state_is_exact(model_dir, tmp_path, quantisation, policy):
+    directory = model_dir("llama", kv_bytes_per_token=4096)
+    report = check(directory, tmp_path, policy, quantisation=quantisation)
+    assert report.max_diff_to_hot == 0
     assert report.passed
 
 
@@ -62,4 +80,4 @@ def test_a_prompt_too_short_for_the_policy_is_refused(model_dir, tmp_path):
 
 def test_an_uncached_model_is_refused(model_dir, tmp_path):
     with pytest.raises(UnsupportedModelError):
-        check(model_dir("llama4"), tmp_path)
+        check(model_dir("mamba2"), tmp_path, quantisation=Quantisation(8, 32))

@@ -12,11 +12,13 @@ from kvport.manifest.errors import (
     TensorHeaderError,
 )
 from kvport.manifest.layout import (
+    CLASS_OF_KIND,
     DTYPE_BYTES,
     ROWS,
     BlobClass,
     CacheKind,
     CacheLayout,
+    LayerClass,
     LeafSpec,
     StateLayout,
 )
@@ -35,8 +37,14 @@ def caches(draw, index):
         if kind is not CacheKind.ARRAYS:
             shape.insert(draw(st.integers(0, len(shape))), ROWS)
         leaves.append(LeafSpec(name, draw(DTYPES), tuple(shape or [1])))
-    window = draw(st.integers(1, 9)) if kind is CacheKind.ROTATING else None
-    return CacheLayout(str(index), kind, window, tuple(leaves))
+    numbers = {"window": None}
+    if CLASS_OF_KIND[kind] is LayerClass.WINDOWED:
+        numbers["window"] = draw(st.integers(1, 9))
+    if kind is CacheKind.QUANTIZED:
+        numbers |= {"bits": draw(st.integers(1, 8)), "group_size": 64}
+    if kind is CacheKind.ARRAYS:
+        numbers["slots"] = len(leaves) + draw(st.integers(0, 2))
+    return CacheLayout(path=str(index), kind=kind, leaves=tuple(leaves), **numbers)
 
 
 @st.composite
@@ -148,7 +156,11 @@ def leaf(**fields):
         [edited(KV, leaves=[leaf(shape=[1, 2])])],
         [edited(KV, leaves=[leaf(shape=[-1, -1])])],
         [edited(KV, leaves=[leaf(shape=[])])],
-        [edited(KV, leaves=[leaf(shape=[0, -1])])],
+        [edited(KV, leaves=[leaf(shape=[-2, -1])])],
+        [edited(WHOLE, slots=0)],
+        [edited(WHOLE, slots=1 << 20)],
+        [edited(WHOLE, leaves=[leaf(name=f"s{i}", shape=[1]) for i in range(9)])],
+        [edited(KV, bits=8, group_size=64)],
         [edited(KV, leaves=[leaf(shape=[True, -1])])],
         [edited(KV, leaves=[leaf(shape=[1 << 31, -1])])],
         [edited(KV, leaves=[leaf(dtype="f16")])],

@@ -86,7 +86,7 @@ def insert(batch, prompt, max_tokens=1000):
 @pytest.mark.parametrize("model", ARCHITECTURES, indirect=True)
 def test_staggered_batch_restores_what_mlx_lm_extracts(model):
     """Prefill and batched decode of three sequences, captured 16 rows at a time."""
-    layout = probe(model)
+    layout = probe(model).layout
     batch = Batch(model, CHUNK)
     captured, done = {}, {}
     lengths = iter([150, 70, 101])
@@ -115,7 +115,9 @@ def test_staggered_batch_restores_what_mlx_lm_extracts(model):
         for spec, (_, ours), (_, theirs) in zip(
             layout.caches, flatten(restored), flatten(expected), strict=True
         ):
-            for our, their in zip(leaves(ours), leaves(theirs), strict=True):
+            for our, their in zip(
+                leaves(ours).values(), leaves(theirs).values(), strict=True
+            ):
                 if spec.layer_class is not LayerClass.WHOLE:
                     their = their[:, :, -our.shape[2] :]  # noqa: PLW2901
                 assert our.shape == their.shape
@@ -128,7 +130,7 @@ def test_staggered_batch_restores_what_mlx_lm_extracts(model):
 @pytest.mark.parametrize("length", [200, 30])
 def test_b65_window_state_survives_past_and_below_the_window(model, length):
     """Restored rows continue exactly as canonical rows of the origin do."""
-    layout = probe(model)
+    layout = probe(model).layout
     batch = Batch(model, CHUNK)
     uid = insert(batch, prompt_of(length + 1, seed=1))
     captured, done = Captured(layout), 0
@@ -148,7 +150,7 @@ def test_b65_window_state_survives_past_and_below_the_window(model, length):
 
 def test_b44_missing_blob_is_refused(model_dir):
     model = load_model(model_dir("qwen3_5"))[0]
-    layout = probe(model)
+    layout = probe(model).layout
     assembly = Assembly(layout, 8)
     kv = layout.blob(BlobClass.KV, 8)
     assembly.add(
@@ -159,7 +161,7 @@ def test_b44_missing_blob_is_refused(model_dir):
 
 
 def test_b90_foreign_header_is_refused(model_dir):
-    layout = probe(load_model(model_dir("llama"))[0])
+    layout = probe(load_model(model_dir("llama"))[0]).layout
     kv = layout.blob(BlobClass.KV, 8)
     blob = bytearray(kv.header + bytes(kv.size - len(kv.header)))
     blob[20] ^= 1
@@ -173,7 +175,7 @@ def test_b90_foreign_header_is_refused(model_dir):
 def test_bfloat16_and_mixed_dtypes_round_trip(model_dir):
     model = load_model(model_dir("qwen3_5"))[0]
     model.set_dtype(mx.bfloat16)
-    layout = probe(model)
+    layout = probe(model).layout
     dtypes = {leaf.dtype for cache in layout.caches for leaf in cache.leaves}
     assert dtypes == {"BF16", "F32"}
     caches = make_prompt_cache(model)

@@ -78,15 +78,28 @@ class CacheKind(StrEnum):
     """Closed registry of cache objects; never a class name from a file."""
 
     KV = "kv"
+    QUANTIZED = "quantized"
     ROTATING = "rotating"
+    CHUNKED = "chunked"
     ARRAYS = "arrays"
 
 
 CLASS_OF_KIND: Final = {
     CacheKind.KV: LayerClass.FULL,
+    CacheKind.QUANTIZED: LayerClass.FULL,
     CacheKind.ROTATING: LayerClass.WINDOWED,
+    CacheKind.CHUNKED: LayerClass.WINDOWED,
     CacheKind.ARRAYS: LayerClass.WHOLE,
 }
+
+_NUMBERS: Final[dict[CacheKind, tuple[str, ...]]] = {
+    CacheKind.KV: (),
+    CacheKind.QUANTIZED: ("bits", "group_size"),
+    CacheKind.ROTATING: ("window",),
+    CacheKind.CHUNKED: ("window",),
+    CacheKind.ARRAYS: ("slots",),
+}
+"""What a kind needs besides its leaves, to be rebuilt."""
 
 
 @attrs.frozen
@@ -104,12 +117,31 @@ class LeafSpec:
 
 @attrs.frozen
 class CacheLayout:
-    """One cache object: `path` is its index, dotted for members of a cache list."""
+    """One cache object.
+
+    Attributes:
+        path: its index, dotted for members of a cache list.
+        kind: which object of mlx-lm.
+        window: rows that windowed layers keep.
+        leaves: its tensors.
+        bits: of a quantised cache's values.
+        group_size: values that share a scale in a quantised cache.
+        slots: arrays that an arrays cache has room for; those that are never set have
+            no leaf.
+    """
 
     path: str
     kind: CacheKind
     window: int | None
     leaves: tuple[LeafSpec, ...]
+    bits: int | None = None
+    group_size: int | None = None
+    slots: int | None = attrs.field(
+        default=attrs.Factory(
+            lambda self: len(self.leaves) if self.kind is CacheKind.ARRAYS else None,
+            takes_self=True,
+        )
+    )
 
     @property
     def layer_class(self) -> LayerClass:
@@ -200,11 +232,13 @@ class StateLayout:
         return {}
 
     def _derive(self, blob_class: BlobClass, rows: int) -> BlobLayout:
+        # Leaves without bytes are described by the layout, and stored nowhere.
         named = sorted(
             (f"{cache.path}.{leaf.name}", c, j)
             for c, cache in enumerate(self.caches)
             if cache.layer_class is blob_class.layer_class
             for j, leaf in enumerate(cache.leaves)
+            if 0 not in leaf.shape
         )
         header: dict[str, Any] = {}
         sizes: list[tuple[tuple[int, ...], int, int]] = []
@@ -273,35 +307,34 @@ def _cache_to_json(cache: CacheLayout) -> dict[str, Any]:
             for leaf in cache.leaves
         ],
     }
-    if cache.window is not None:
-        value["window"] = cache.window
+    value |= {name: getattr(cache, name) for name in _NUMBERS[cache.kind]}
     return value
 
 
 def _cache_from_json(value: object) -> CacheLayout:
-    windowed = isinstance(value, dict) and "window" in value
-    names = ["cache", "class", "kind", "leaves", *(["window"] if windowed else [])]
-    data = take_exact(value, names)
-    try:
-        kind = CacheKind(take(data, "kind", str))
-    except ValueError as error:
-        raise FormatError("a cache in the layout is of an unknown kind") from error
+    if not isinstance(value, dict) or value.get("kind") not in list(CacheKind):
+        raise FormatError("a cache in the layout is of an unknown kind")
+    kind = CacheKind(value["kind"])
+    numbers = _NUMBERS[kind]
+    data = take_exact(value, ["cache", "class", "kind", "leaves", *numbers])
     path = take(data, "cache", str)
     layer_class = CLASS_OF_KIND[kind]
-    window = take(data, "window", int) if windowed else None
     if data["class"] != layer_class.value or not _PATH.fullmatch(path):
         raise FormatError("a cache in the layout contradicts itself")
-    if (layer_class is LayerClass.WINDOWED) != windowed:
-        raise FormatError("only windowed caches have a window")
-    if window is not None and not 0 < window < 1 << 31:
-        raise FormatError("a window is out of range")
+    found = {name: take(data, name, int) for name in numbers}
+    if not all(0 < number < 1 << 31 for number in found.values()):
+        raise FormatError("a number of a cache in the layout is out of range")
     leaves = take(data, "leaves", list)
-    if not 0 < len(leaves) <= LEAVES:
-        raise LimitExceededError("a cache in the layout has too many leaves, or none")
+    if max(len(leaves), found.get("slots", 0)) > LEAVES:
+        raise LimitExceededError("a cache in the layout has too many leaves")
+    if not leaves and kind is not CacheKind.ARRAYS:
+        raise FormatError("a cache in the layout has no leaves")
     specs = tuple(_leaf_from_json(leaf, layer_class) for leaf in leaves)
     if len({spec.name for spec in specs}) != len(specs):
         raise FormatError("two leaves of a cache have one name")
-    return CacheLayout(path, kind, window, specs)
+    if len(specs) > found.get("slots", LEAVES):
+        raise FormatError("a cache in the layout has more leaves than slots")
+    return CacheLayout(path=path, kind=kind, leaves=specs, **{"window": None, **found})
 
 
 def _leaf_from_json(value: object, layer_class: LayerClass) -> LeafSpec:
@@ -318,7 +351,7 @@ def _leaf_from_json(value: object, layer_class: LayerClass) -> LeafSpec:
 
 
 def _is_dimension(dim: object) -> bool:
-    return type(dim) is int and (dim == ROWS or 0 < dim < 1 << 31)
+    return type(dim) is int and (dim == ROWS or 0 <= dim < 1 << 31)
 
 
 def row_axis(shape: Sequence[int]) -> int:

@@ -27,6 +27,21 @@ POLICY: Final = click.Choice([policy.value for policy in Policy])
 """A policy by its name."""
 
 
+KV_BITS: Final = click.option(
+    "--kv-bits",
+    type=click.Choice(["4", "8"]),
+    help="Quantise keys and values from the first token on; requests then run one at a"
+    " time. By default they are kept in the model's own precision.",
+)
+KV_GROUP_SIZE: Final = click.option(
+    "--kv-group-size",
+    type=click.Choice(["32", "64", "128"]),
+    default="64",
+    show_default=True,
+    help="Values that share a scale, with --kv-bits.",
+)
+
+
 class Size(click.ParamType[int]):
     """A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
 

@@ -1,6 +1,7 @@
 """`kvport selfcheck`: a model's state, captured, stored, restored and compared."""
 
 import contextlib
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import rich_click as click
 from click.exceptions import Exit
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from kvport.api.cli.options import POLICY
+from kvport.api.cli.logs import log_to_stderr
+from kvport.api.cli.options import KV_BITS, KV_GROUP_SIZE, POLICY
 from kvport.api.cli.output import (
     describe_numerics,
     json_option,
@@ -25,6 +27,7 @@ from kvport.snapshot.engine.local_identity import numerics
 from kvport.snapshot.engine.models import locate
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.engine.runner import Tuning
+from kvport.snapshot.state.probe import Quantisation
 
 
 @click.command()
@@ -54,9 +57,18 @@ from kvport.snapshot.engine.runner import Tuning
     show_default=True,
     help="Tokens that prefill evaluates at once, and between points.",
 )
+@KV_BITS
+@KV_GROUP_SIZE
 @json_option
 def selfcheck(
-    model: str, *, tokens: int | None, policy: str, chunk: int, as_json: bool
+    model: str,
+    *,
+    tokens: int | None,
+    policy: str,
+    chunk: int,
+    kv_bits: str | None,
+    kv_group_size: str,
+    as_json: bool,
 ) -> None:
     """Prove that a model restores exactly.
 
@@ -70,6 +82,7 @@ def selfcheck(
         raise click.BadParameter(
             f"must be a multiple of {BLOCK_SIZE}, the block size", param_hint="--chunk"
         )
+    log_to_stderr(logging.WARNING)
     began = time.monotonic()
     name, directory = locate(model)
     with (
@@ -83,6 +96,9 @@ def selfcheck(
             tokens=4 * chunk + 1 if tokens is None else tokens,
             policy=Policy(policy),
             chunk=chunk,
+            quantisation=Quantisation(int(kv_bits), int(kv_group_size))
+            if kv_bits
+            else None,
         )
     seconds = round(time.monotonic() - began, 3)
     here = numerics(chunk)

@@ -13,7 +13,13 @@ from typing import Final
 
 import rich_click as click
 
-from kvport.api.cli.options import POLICY, Size, home_option
+from kvport.api.cli.options import (
+    KV_BITS,
+    KV_GROUP_SIZE,
+    POLICY,
+    Size,
+    home_option,
+)
 from kvport.api.cli.output import json_option
 from kvport.api.cli.starting import Source, Start, claimed, named
 from kvport.manifest.limits import BLOCK_TOKENS
@@ -122,6 +128,8 @@ class Cap(Size):
     hidden=True,
     help="End when standard input does, as when the process that started this dies.",
 )
+@KV_BITS
+@KV_GROUP_SIZE
 @json_option
 def serve(
     *,
@@ -137,6 +145,8 @@ def serve(
     block_size: int,
     no_cache: bool,
     live_memory: int | None,
+    kv_bits: str | None,
+    kv_group_size: str,
     exit_with_stdin: bool,
     as_json: bool,
 ) -> None:
@@ -171,6 +181,8 @@ def serve(
         block_size=block_size,
         cache_enabled=not no_cache,
         live_bytes=live_memory,
+        kv_bits=int(kv_bits) if kv_bits else None,
+        kv_group_size=int(kv_group_size),
         as_json=as_json,
     )
     with claimed(home) as claim:

@@ -2,12 +2,11 @@
 
 import contextlib
 import logging
-import sys
 
 import rich_click as click
-import structlog
 
 from kvport.api.cli.errors import naming
+from kvport.api.cli.logs import log_to_stderr
 from kvport.api.cli.output import print_json
 from kvport.api.cli.starting import Claim, Start
 from kvport.api.server import claim_socket
@@ -21,6 +20,7 @@ from kvport.snapshot.errors import (
     MissingRootError,
 )
 from kvport.snapshot.node import Node, NodeSettings
+from kvport.snapshot.state.probe import Quantisation
 
 
 def run(start: Start, claim: Claim) -> None:
@@ -32,7 +32,7 @@ def run(start: Start, claim: Claim) -> None:
     Raises:
         KvportError: the arguments, the home, or a model are refused.
     """
-    _log_to_stderr()
+    log_to_stderr(logging.INFO)
     listening = claim_socket(start.host, start.port)
     with contextlib.ExitStack() as undo:
         undo.callback(listening.close)
@@ -55,7 +55,12 @@ def _opened(start: Start) -> Node:
         block_size=start.block_size,
         policy=start.policy,
         tuning=Tuning(
-            chunk=start.chunk, stride=start.stride, live_bytes=start.live_bytes
+            chunk=start.chunk,
+            stride=start.stride,
+            live_bytes=start.live_bytes,
+            kv_quantisation=Quantisation(start.kv_bits, start.kv_group_size)
+            if start.kv_bits
+            else None,
         ),
         cache_enabled=start.cache_enabled,
     )
@@ -80,18 +85,3 @@ def _ready(start: Start, node: Node, url: str) -> None:
             f"kvport serves {', '.join(names)} at {url}"
             f" (home {start.home}, API key in {key_file})"
         )
-
-
-def _log_to_stderr() -> None:
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

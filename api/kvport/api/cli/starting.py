@@ -47,6 +47,8 @@ class Start:
     block_size: int
     cache_enabled: bool
     live_bytes: int | None
+    kv_bits: int | None
+    kv_group_size: int
     as_json: bool
 
 

@@ -24,6 +24,7 @@ from kvport.manifest.domains import Domain
 from kvport.manifest.identity import Numerics, StateIdentity
 from kvport.manifest.layout import StateLayout
 from kvport.snapshot.remembered import Remembered
+from kvport.snapshot.state.probe import Quantisation
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WEIGHTS: Final = "model*.safetensors"
@@ -67,16 +68,27 @@ def _fingerprint(path: Path) -> str:
 
 
 def state_identity(
-    directory: Path, config: Mapping[str, Any], layout: StateLayout, files: FileDigests
+    directory: Path,
+    config: Mapping[str, Any],
+    layout: StateLayout,
+    files: FileDigests,
+    *,
+    quantisation: Quantisation | None = None,
 ) -> StateIdentity:
-    """State identity of a model that mlx-lm loaded from `directory`."""
+    """State identity of a model that mlx-lm loaded from `directory`.
+
+    `quantisation` is that of keys and values, if they are quantised.
+    """
+    kv = "model"
+    if quantisation is not None:
+        kv = f"q{quantisation.bits}g{quantisation.group_size}"
     weights = sorted(directory.glob(_WEIGHTS))
     geometry = [directory / name for name in _GEOMETRY if (directory / name).exists()]
     return StateIdentity(
         model_files=_digest_files(Domain.MODEL_FILES, [*geometry, *weights], files),
         adapters=(),
         quant=_quantisation(config.get("quantization")),
-        kv="model",
+        kv=kv,
         layout=layout,
         mlx_lm=version("mlx-lm"),
     )

@@ -169,7 +169,7 @@ def conformance() -> None:
         )
     )  # fmt: skip
     mx.eval(model.parameters())
-    layout, prompt = probe(model), [3, 1, 4, 1, 5, 9, 2]
+    layout, prompt = probe(model).layout, [3, 1, 4, 1, 5, 9, 2]
     alone = make_prompt_cache(model)
     model(mx.array([prompt[:4]]), cache=alone)
     expected = take(layout, alone, row=0, held=4, cuts=[(1, 4)], state=False)

@@ -1,7 +1,7 @@
 """Models: found, loaded, probed, and named by what they are.
 
-A model that cannot be batched is refused; one whose state is of a kind that we do not
-carry is served without the cache, and says why.
+A model whose state is of a kind that we do not carry is served without the cache, one
+that cannot be batched one sequence at a time; both say why.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from kvport.snapshot.engine.local_identity import (
     tokenizer_digest,
 )
 from kvport.snapshot.errors import ModelLoadError, UnsupportedModelError
-from kvport.snapshot.state.probe import batchable, probe
+from kvport.snapshot.state.probe import Quantisation, probe
 
 _HUB_PATTERNS = [
     "*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja",
@@ -44,6 +44,7 @@ class Model:
         layout: its state's layout; None if it runs without the cache.
         identity: its state identity; None with the layout.
         refusal: why it runs without the cache, or None.
+        alone: why its sequences run one at a time, or None.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Model:
     layout: StateLayout | None
     identity: StateIdentity | None
     refusal: str | None
+    alone: str | None
 
 
 def locate(source: str) -> tuple[str, Path]:
@@ -75,25 +77,38 @@ def locate(source: str) -> tuple[str, Path]:
     return source.rstrip("/").rsplit("/", 1)[-1], found
 
 
-def load_model(name: str, directory: Path, files: FileDigests) -> Model:
+def load_model(
+    name: str,
+    directory: Path,
+    files: FileDigests,
+    quantisation: Quantisation | None = None,
+) -> Model:
     """Load a model from its directory, in the calling thread, and probe it.
+
+    Args:
+        name: what requests will call it.
+        directory: its files.
+        files: remembered digests.
+        quantisation: of keys and values, if they are to be quantised.
 
     Raises:
         ModelLoadError: mlx-lm cannot load it.
-        UnsupportedModelError: mlx-lm cannot batch its caches.
     """
     try:
         module, tokenizer, config = load(str(directory), return_config=True)
     except Exception as error:
         # mlx-lm lets through whatever a model's files make its code raise.
         raise ModelLoadError(f"mlx-lm cannot load {name}: {error}") from error
-    batchable(module)
-    layout, identity, refusal = None, None, None
+    layout, identity, refusal, alone = None, None, None, None
     try:
-        layout = probe(module)
-        identity = state_identity(directory, config, layout, files)
+        found = probe(module, quantisation)
+        layout, alone = found.layout, found.alone
+        identity = state_identity(
+            directory, config, layout, files, quantisation=quantisation
+        )
     except UnsupportedModelError as error:
-        layout, refusal = None, error.message
+        # What we do not know may not be batched either.
+        layout, refusal, alone = None, error.message, error.message
     parameters = [array for _, array in tree_flatten(module.parameters())]
     text = config.get("text_config", config)
     return Model(
@@ -107,4 +122,5 @@ def load_model(name: str, directory: Path, files: FileDigests) -> Model:
         layout=layout,
         identity=identity,
         refusal=refusal,
+        alone=alone,
     )

@@ -17,6 +17,7 @@ from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import KeyId, Numerics
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.engine.batches import open_batch
 from kvport.snapshot.engine.budget import Footprint, default_budget, footprint
 from kvport.snapshot.engine.capture import Recorder, base_of
 from kvport.snapshot.engine.mlx_private import Batch, Token
@@ -25,8 +26,10 @@ from kvport.snapshot.engine.requests import Cancelled, Failed, Policy, Started
 from kvport.snapshot.engine.restore import Prepared, prepare
 from kvport.snapshot.engine.running import Job
 from kvport.snapshot.engine.sampling import make_sampler
+from kvport.snapshot.engine.solo import Solo
 from kvport.snapshot.engine.stops import plan
 from kvport.snapshot.errors import EngineFailureError
+from kvport.snapshot.state.probe import Quantisation
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +67,8 @@ class Tuning:
         live_bytes: budget of live state per model; None for what memory allows.
         queue: requests that may wait per model.
         batch: requests that may be decoded together.
+        kv_quantisation: of keys and values, from token 0 on; None for the model's own
+            representation.
     """
 
     chunk: int = 512
@@ -71,6 +76,7 @@ class Tuning:
     live_bytes: int | None = None
     queue: int = 64
     batch: int = 32
+    kv_quantisation: Quantisation | None = None
 
 
 class Runner:
@@ -97,12 +103,15 @@ class Runner:
         self._preparing: tuple[Job, Future[Prepared]] | None = None
         self._active: dict[int, Job] = {}
         self._prefilling: int | None = None
-        self._batch = Batch(model.module, tuning.chunk)
+        self._batch = self._new_batch()
         self._budget: int = tuning.live_bytes or default_budget(model.nbytes)
-        # Without a layout nothing is known of the size: one request at a time.
         self._footprint: Footprint | None = (
             footprint(model.layout, tuning.chunk) if model.layout else None
         )
+
+    def _new_batch(self) -> Batch | Solo:
+        tuning = self._tuning
+        return open_batch(self.model, tuning.chunk, tuning.kv_quantisation)
 
     def fits(self, job: Job) -> bool:
         """Whether the request could ever be admitted."""
@@ -182,10 +191,10 @@ class Runner:
             return not running
         if not running:
             return True
-        if self._footprint is None or len(running) >= self._tuning.batch:
+        if self.model.alone is not None or len(running) >= self._tuning.batch:
             return False
         lengths = [j.final_length for j in (*running, job)]
-        return self._footprint.batch(lengths) <= self._budget
+        return self._footprint is None or self._footprint.batch(lengths) <= self._budget
 
     def _prepare(self, job: Job) -> Prepared:
         if self.store is None:
@@ -302,7 +311,7 @@ class Runner:
         failure = _failure(error)
         jobs, self._active, self._prefilling = list(self._active.values()), {}, None
         self._batch.close()
-        self._batch = Batch(self.model.module, self._tuning.chunk)
+        self._batch = self._new_batch()
         for job in jobs:
             job.close()
             job.sink(Failed(failure))

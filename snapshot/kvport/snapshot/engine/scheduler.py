@@ -102,11 +102,10 @@ class Engine:
 
         Raises:
             ModelLoadError: mlx-lm cannot load it.
-            UnsupportedModelError: mlx-lm cannot batch it.
         """
 
         def work() -> Model:
-            model = load_model(name, directory, files)
+            model = load_model(name, directory, files, self.tuning.kv_quantisation)
             self._runners[name] = Runner(
                 model=model,
                 store=store(model),

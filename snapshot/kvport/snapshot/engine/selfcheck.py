@@ -25,6 +25,7 @@ from kvport.manifest.keys import SigningKey
 from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.engine.batches import open_batch
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.mlx_private import Batch
 from kvport.snapshot.engine.models import Model
@@ -39,6 +40,7 @@ from kvport.snapshot.engine.requests import (
 )
 from kvport.snapshot.engine.runner import Store, Tuning
 from kvport.snapshot.engine.scheduler import Engine
+from kvport.snapshot.engine.solo import Solo
 from kvport.snapshot.engine.stops import Plan, plan
 from kvport.snapshot.errors import (
     EngineStoppedError,
@@ -46,6 +48,7 @@ from kvport.snapshot.errors import (
     UnsupportedModelError,
 )
 from kvport.snapshot.state.kinds import rebuild
+from kvport.snapshot.state.probe import Quantisation
 from kvport.snapshot.state.rows import take
 
 STEPS: Final = 32
@@ -92,6 +95,7 @@ def selfcheck(
     tokens: int,
     policy: Policy,
     chunk: int,
+    quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> Report:
     """Check one model.
@@ -103,6 +107,7 @@ def selfcheck(
         tokens: length of the random prompt; more than `chunk` under `exact`.
         policy: the policy to restore under.
         chunk: tokens evaluated at once; the stride is the same.
+        quantisation: of keys and values, if they are to be quantised.
         seed: of the prompt.
 
     Raises:
@@ -113,7 +118,9 @@ def selfcheck(
     expected = last if policy is Policy.NEAREST else last // chunk * chunk
     if expected < 1:
         raise SettingError(f"the policy restores multiples of {chunk} tokens only")
-    tuning = Tuning(chunk=chunk, stride=chunk, live_bytes=1 << 40)
+    tuning = Tuning(
+        chunk=chunk, stride=chunk, live_bytes=1 << 40, kv_quantisation=quantisation
+    )
     local = SigningKey.generate().public.key_id
     files = FileDigests(work / "digests.json")
 
@@ -208,8 +215,9 @@ class _Run:
 
     def hot(self, prompt: Sequence[int], way: Plan, at: int) -> Logprobs:
         """The origin's own continuation from canonical state at position `at`."""
+        tuning = self._engine.tuning
         batch = self._engine.call(
-            lambda: Batch(self.model.module, self._engine.tuning.chunk)
+            lambda: open_batch(self.model, tuning.chunk, tuning.kv_quantisation)
         )
         return self._engine.call(lambda: _hot(batch, self.layout, prompt, way, at))
 
@@ -225,7 +233,7 @@ def _layout(model: Model) -> StateLayout:
 
 
 def _hot(
-    batch: Batch, layout: StateLayout, prompt: Sequence[int], way: Plan, at: int
+    batch: Batch | Solo, layout: StateLayout, prompt: Sequence[int], way: Plan, at: int
 ) -> Logprobs:
     uid = _insert(batch, prompt, way, 0, None)
     live = None
@@ -251,7 +259,7 @@ def _hot(
 
 
 def _insert(
-    batch: Batch,
+    batch: Batch | Solo,
     prompt: Sequence[int],
     way: Plan,
     at: int,

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvport.manifest.errors import ArithmeticMismatchError
-from kvport.manifest.layout import BlobClass, LayerClass, StateLayout, row_axis
+from kvport.manifest.layout import (
+    BlobClass,
+    CacheLayout,
+    LayerClass,
+    StateLayout,
+    row_axis,
+)
 from kvport.snapshot.state.kinds import DTYPES, rebuild
 from kvport.snapshot.state.rows import Leaves
 
@@ -57,20 +63,20 @@ class Assembly:
         self._host: list[list[NDArray[Any]]] = [
             [
                 np.empty(
-                    leaf.resolve(min(position, cache.window or position)),
+                    leaf.resolve(rows_of(cache, position)),
                     _CARRIERS[DTYPES[leaf.dtype].size],
                 )
                 for leaf in cache.leaves
             ]
             for cache in layout.caches
         ]
-        # Rows (states, for whole layers) that no blob has brought yet, by cache.
-        self._missing = [
-            1
-            if cache.layer_class is LayerClass.WHOLE
-            else min(position, cache.window or position)
-            for cache in layout.caches
-        ]
+        # Rows (states, for whole layers) that no blob has brought yet, by leaf.
+        self._missing = {
+            (c, j): rows_of(cache, position)
+            for c, cache in enumerate(layout.caches)
+            for j, leaf in enumerate(cache.leaves)
+            if 0 not in leaf.shape
+        }
 
     def wants(self, blob_class: BlobClass, start: int, end: int) -> bool:
         """Whether the blob of this class of segment [start, end) holds needed rows."""
@@ -103,8 +109,7 @@ class Assembly:
                 copied = 1
             else:
                 copied = self._copy_rows(tensor.cache, host, found, end)
-            if tensor.leaf == 0:
-                self._missing[tensor.cache] -= copied
+            self._missing[tensor.cache, tensor.leaf] -= copied
 
     def _copy_rows(
         self, cache: int, host: NDArray[Any], found: NDArray[Any], end: int
@@ -127,7 +132,7 @@ class Assembly:
         Raises:
             ArithmeticMismatchError: rows are missing: some blob was never added.
         """
-        if any(self._missing):
+        if any(self._missing.values()):
             raise ArithmeticMismatchError("a restored state is incomplete")
         # Each host buffer goes as soon as it is copied: the state is there once, not
         # twice, and one leaf.
@@ -137,6 +142,13 @@ class Assembly:
         ]
         mx.eval(arrays)
         return rebuild(self._layout, arrays, self._position)
+
+
+def rows_of(cache: CacheLayout, position: int) -> int:
+    """Rows that a cache holds at a position; 1 stands for a whole layer's state."""
+    if cache.layer_class is LayerClass.WHOLE:
+        return 1
+    return min(position, cache.window or position)
 
 
 def _bytes(array: Any) -> memoryview:  # noqa: ANN401 - mlx arrays and numpy's

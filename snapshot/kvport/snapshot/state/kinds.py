@@ -17,7 +17,9 @@ from mlx_lm.models.cache import (
     BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
 )
 
@@ -34,6 +36,8 @@ from kvport.snapshot.state.untyped import Cache
 KIND_OF_TYPE: Final[dict[type, CacheKind]] = {
     KVCache: CacheKind.KV,
     BatchKVCache: CacheKind.KV,
+    QuantizedKVCache: CacheKind.QUANTIZED,
+    ChunkedKVCache: CacheKind.CHUNKED,
     RotatingKVCache: CacheKind.ROTATING,
     BatchRotatingKVCache: CacheKind.ROTATING,
     ArraysCache: CacheKind.ARRAYS,
@@ -44,6 +48,8 @@ DTYPES: Final = {
     "I16": mx.int16, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32,
     "I32": mx.int32, "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64,
 }  # fmt: skip
+_QUANTIZED: Final = ("kq", "ks", "kb", "vq", "vs", "vb")
+"""Packed values, scales and biases, of keys and of values."""
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -57,14 +63,20 @@ def flatten(caches: Sequence[Cache]) -> Iterator[tuple[str, Cache]]:
             yield str(index), cache
 
 
-def leaves(cache: Cache) -> tuple[mx.array, ...]:
-    """A cache object's tensors, in the order of its layout's leaves.
+def leaves(cache: Cache) -> dict[str, mx.array]:
+    """A cache object's tensors by the names of its layout's leaves, in their order.
 
-    Rows of KV and rotating caches come as the object holds them: see rows.py.
+    Rows of KV, rotating and chunked caches come as the object holds them: see rows.py.
+    Slots of an arrays cache that were never set have no leaf.
     """
-    if isinstance(cache, ArraysCache):
-        return tuple(cache.cache)
-    return (cache.keys, cache.values)
+    match KIND_OF_TYPE[type(cache)]:
+        case CacheKind.ARRAYS:
+            arrays = enumerate(cache.cache)
+            return {f"s{i}": array for i, array in arrays if array is not None}
+        case CacheKind.QUANTIZED:
+            return dict(zip(_QUANTIZED, (*cache.keys, *cache.values), strict=True))
+        case _:
+            return {"k": cache.keys, "v": cache.values}
 
 
 def describe(path: str, cache: Cache) -> CacheLayout:
@@ -79,27 +91,35 @@ def describe(path: str, cache: Cache) -> CacheLayout:
         raise UnsupportedModelError(f"{name} is of a kind that is not carried")
     if kind is CacheKind.ROTATING and cache.keep:
         raise UnsupportedModelError(f"{name} keeps its first {cache.keep} rows")
-    arrays = leaves(cache)
-    for array in arrays:
-        if not getattr(array, "size", 0):  # a slot that was never set is None
-            raise UnsupportedModelError(f"{name} has an empty leaf")
-        if array.dtype not in _DTYPE_NAMES or array.shape[0] != 1:
-            raise UnsupportedModelError(f"{name} has a leaf of an unknown form")
-    if kind is CacheKind.ARRAYS:
-        specs = tuple(
-            LeafSpec(f"s{i}", _DTYPE_NAMES[array.dtype], tuple(array.shape))
-            for i, array in enumerate(arrays)
-        )
-        return CacheLayout(path, kind, None, specs)
     specs = tuple(
-        LeafSpec(leaf, _DTYPE_NAMES[array.dtype], _with_rows(name, array))
-        for leaf, array in zip("kv", arrays, strict=True)
+        LeafSpec(leaf, _dtype(name, array), _shape(name, kind, array))
+        for leaf, array in leaves(cache).items()
     )
-    window = cache.max_size if kind is CacheKind.ROTATING else None
-    return CacheLayout(path, kind, window, specs)
+    match kind:
+        case CacheKind.ARRAYS:
+            return CacheLayout(path, kind, None, specs, slots=len(cache.cache))
+        case CacheKind.QUANTIZED:
+            bits, group = cache.bits, cache.group_size
+            return CacheLayout(path, kind, None, specs, bits=bits, group_size=group)
+        case CacheKind.ROTATING:
+            return CacheLayout(path, kind, cache.max_size, specs)
+        case CacheKind.CHUNKED:
+            return CacheLayout(path, kind, cache.chunk_size, specs)
+        case _:
+            return CacheLayout(path, kind, None, specs)
 
 
-def _with_rows(name: str, array: mx.array) -> tuple[int, ...]:
+def _dtype(name: str, array: mx.array) -> str:
+    if array.dtype not in _DTYPE_NAMES:
+        raise UnsupportedModelError(f"{name} has a leaf of an unknown dtype")
+    return _DTYPE_NAMES[array.dtype]
+
+
+def _shape(name: str, kind: CacheKind, array: mx.array) -> tuple[int, ...]:
+    if array.shape[:1] != (1,):
+        raise UnsupportedModelError(f"{name} has a leaf that is not one sequence's")
+    if kind is CacheKind.ARRAYS:
+        return tuple(array.shape)
     if array.ndim != 4:
         raise UnsupportedModelError(f"{name} does not have four dimensions")
     batch, heads, _, width = array.shape
@@ -140,15 +160,25 @@ def _nest(flat: list[tuple[list[str], Cache]]) -> list[Cache]:
 def _rebuild_one(
     layout: CacheLayout, arrays: Sequence[mx.array], position: int
 ) -> Cache:
-    if layout.kind is CacheKind.ARRAYS:
-        cache = ArraysCache(len(arrays))
-        cache.cache = list(arrays)
-        return cache
-    if layout.kind is CacheKind.ROTATING:
-        cache = RotatingKVCache(max_size=layout.window)
-        cache._idx = arrays[0].shape[2]  # noqa: SLF001 - its constructor has no such argument
-    else:
-        cache = KVCache()
+    match layout.kind:
+        case CacheKind.ARRAYS:
+            cache = ArraysCache(layout.slots)
+            for leaf, array in zip(layout.leaves, arrays, strict=True):
+                cache[int(leaf.name.removeprefix("s"))] = array
+            return cache
+        case CacheKind.QUANTIZED:
+            cache = QuantizedKVCache(layout.group_size, layout.bits)
+            cache.keys, cache.values = tuple(arrays[:3]), tuple(arrays[3:])
+            cache.offset = position
+            return cache
+        case CacheKind.ROTATING:
+            cache = RotatingKVCache(max_size=layout.window)
+            cache._idx = arrays[0].shape[2]  # noqa: SLF001 - no argument for it
+        case CacheKind.CHUNKED:
+            cache = ChunkedKVCache(layout.window)
+            cache.start_position = position - arrays[0].shape[2]
+        case _:
+            cache = KVCache()
     cache.keys, cache.values = arrays
     cache.offset = position
     return cache

@@ -1,42 +1,86 @@
 """The layout of a loaded model, proved by a round trip; refusal by name.
 
 A model's caches are watched over a few tokens: which leaves grow with rows, which keep
-their shape. Then state is captured, restored, merged into a batch and extracted again:
-a model that fails this has state that we would lose, and is refused.
+their shape. Then state is captured, restored and continued: a model that fails this has
+state that we would lose, and is refused. What cannot be merged into a batch and
+extracted again runs alone.
 """
 
-import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from collections.abc import Callable
+from typing import Final
 
-from kvport.manifest.layout import BlobClass, CacheKind, StateLayout
+import attrs
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+
+from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.snapshot.errors import UnsupportedModelError
 from kvport.snapshot.state.blobs import Assembly, to_buffers
 from kvport.snapshot.state.kinds import describe, flatten
 from kvport.snapshot.state.rows import take
 from kvport.snapshot.state.untyped import Cache, Model
 
-_PROBE = 5  # tokens; small, and not a power of two
+_PROBE: Final = 5
+"""Tokens; few, and no power of two."""
+_UNEQUAL: Final = (60, 20)
+"""Lengths of two sequences in one batch."""
+_FEW: Final = 7
+"""Different token ids; every vocabulary has as many."""
+_ROUNDING: Final = 0.05
+"""Of the largest value; bfloat16 rounds to some percent over many layers."""
 
 
-def batchable(model: Model) -> None:
-    """Check that mlx-lm can batch the model's caches.
+@attrs.frozen
+class Quantisation:
+    """Of keys and values: bits of a value, and values that share a scale."""
+
+    bits: int
+    group_size: int
+
+
+@attrs.frozen
+class Probed:
+    """What a probe found.
+
+    Attributes:
+        layout: the model's layout.
+        alone: why its sequences run one at a time, None if they can be batched.
+    """
+
+    layout: StateLayout
+    alone: str | None
+
+
+def make_caches(model: Model, quantisation: Quantisation | None) -> list[Cache]:
+    """Empty caches of a model.
+
+    Args:
+        model: the language model.
+        quantisation: of keys and values, from token 0 on; None for the model's own
+            representation.
 
     Raises:
-        UnsupportedModelError: naming the first cache that cannot be merged.
+        UnsupportedModelError: a cache that cannot be quantised.
     """
-    for path, cache in flatten(make_prompt_cache(model)):
-        if not hasattr(cache, "merge"):
-            name = type(cache).__name__
-            raise UnsupportedModelError(f"cache {path} ({name}) cannot be batched")
+    caches: list[Cache] = make_prompt_cache(model)
+    if quantisation is None:
+        return caches
+    for index, cache in enumerate(caches):
+        if type(cache) is not KVCache:
+            name = f"cache {index} ({type(cache).__name__})"
+            raise UnsupportedModelError(f"{name} cannot be quantised")
+    return [
+        QuantizedKVCache(quantisation.group_size, quantisation.bits) for _ in caches
+    ]
 
 
-def probe(model: Model) -> StateLayout:
+def probe(model: Model, quantisation: Quantisation | None = None) -> Probed:
     """Derive the model's layout and prove it by a round trip on a few tokens.
 
     Raises:
         UnsupportedModelError: the model keeps state of a kind that is not carried.
     """
-    caches = make_prompt_cache(model)
+    caches = make_caches(model, quantisation)
     _run(model, caches, 2)
     layout = _layout(caches)
     _run(model, caches, _PROBE - 2)
@@ -46,12 +90,12 @@ def probe(model: Model) -> StateLayout:
     live, again = _run(model, caches, 1), _run(model, restored, 1)
     if not mx.array_equal(live, again).item():
         raise UnsupportedModelError("the model has state beside its caches")
-    _merge(layout, caches)
-    return layout
+    return Probed(layout, _why_alone(model, lambda: make_caches(model, quantisation)))
 
 
 def _run(model: Model, caches: list[Cache], count: int) -> mx.array:
-    logits: mx.array = model(mx.arange(1, count + 1)[None], cache=caches)[:, -1]
+    tokens = mx.arange(count) % _FEW + 1
+    logits: mx.array = model(tokens[None], cache=caches)[:, -1]
     mx.eval(logits, [c.state for c in caches])
     return logits
 
@@ -71,30 +115,55 @@ def _round_trip(layout: StateLayout, caches: list[Cache]) -> list[Cache]:
     return assembly.caches()
 
 
-def _merge(layout: StateLayout, caches: list[Cache]) -> None:
-    """Merge two copies, and compare what is extracted with what went in."""
-    held = _PROBE + 1
-    merged = [cache.merge([cache, cache]) for cache in caches]
-    for row in (0, 1):
-        (alone,), state = take(
-            layout, caches, row=0, held=held, cuts=[(0, held)], state=True
-        )
-        (batch,), both = take(
-            layout, merged, row=row, held=held, cuts=[(0, held)], state=True
-        )
-        pairs = [
-            (leaf, batch[blob_class][index])
-            for blob_class, group in alone.items()
-            for index, leaf in group.items()
-        ]
-        pairs += [(leaf, (both or {})[i]) for i, leaf in (state or {}).items()]
-        if not all(mx.array_equal(a, b).item() for a, b in pairs):
-            raise UnsupportedModelError("a batch does not hold what was merged into it")
+def _why_alone(model: Model, fresh: Callable[[], list[Cache]]) -> str | None:
+    """Whether two sequences of unequal length can share a batch; if not, why.
+
+    Equal lengths need no padding, and would not show a model that masks it wrongly
+    (gemma2 in mlx-lm 0.32.2): replies would be wrong, and so would captured state.
+    """
+    alone = [fresh(), fresh()]
+    for caches, length in zip(alone, _UNEQUAL, strict=True):
+        _run(model, caches, length)
+    for path, cache in flatten(alone[0]):
+        if not hasattr(cache, "merge"):
+            return f"cache {path} ({type(cache).__name__}) cannot be batched"
+    try:
+        merged = [a.merge([a, b]) for a, b in zip(*alone, strict=True)]
+        together = model(mx.array([[1], [1]]), cache=merged)[:, -1]
+        extracted = [[cache.extract(row) for cache in merged] for row in (0, 1)]
+    except Exception as error:  # noqa: BLE001 - whatever mlx-lm meets in a strange cache
+        return f"batching its caches fails ({type(error).__name__})"
+    for row, caches in enumerate(alone):
+        expected = model(mx.array([[1]]), cache=caches)[0, -1]
+        if not _close(together[row], expected):
+            return "a batch of unequal lengths gives other replies"
+        held = _UNEQUAL[row] + 1
+        if not _alike(_layout(caches), caches, extracted[row], held):
+            return "a batch does not hold what was merged into it"
+    return None
 
 
-def kinds_of(layout: StateLayout) -> dict[CacheKind, int]:
-    """How many cache objects of each kind a layout has."""
-    counts: dict[CacheKind, int] = {}
-    for cache in layout.caches:
-        counts[cache.kind] = counts.get(cache.kind, 0) + 1
-    return counts
+def _close(left: mx.array, right: mx.array) -> bool:
+    """Up to rounding, in any dtype; a wrong mask is off by much more."""
+    allowed = _ROUNDING * mx.maximum(mx.abs(right).max(), 1)
+    return bool(mx.all(mx.abs(left - right) <= allowed).item())
+
+
+def _alike(
+    layout: StateLayout, left: list[Cache], right: list[Cache], held: int
+) -> bool:
+    cuts = [(0, held)]
+    taken = [
+        take(layout, caches, row=0, held=held, cuts=cuts, state=True)
+        for caches in (left, right)
+    ]
+    groups = [
+        [*segments[0].values(), *([state] if state else [])]
+        for segments, state in taken
+    ]
+    return all(
+        _close(ours[index], theirs[index])
+        for ours, theirs in zip(*groups, strict=True)
+        for index in ours
+        if ours[index].size
+    )

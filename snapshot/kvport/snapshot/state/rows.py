@@ -4,15 +4,15 @@ Canonical: rows in time order, cut to length, one sequence, contiguous. Only row
 were not taken before are copied, at the step at which they are asked for: the live
 object goes on changing (mlx-lm rotates windows and moves batches in place).
 
-Where rows are: the row of position p is at `_idx - (held - p)` in solo and batched KV
+Where rows are: the row of position p is at `tail - (held - p)` in solo and batched KV
 caches alike, since batches are padded on the left; in a rotating cache that index
-counts modulo the buffer's length.
+counts modulo the buffer's length. `tail` is where the next row would go.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache
 
 from kvport.manifest.layout import BlobClass, CacheKind, StateLayout
 from kvport.snapshot.state.kinds import flatten, leaves
@@ -57,7 +57,7 @@ def take(
         spec = layout.caches[c]
         if spec.kind is CacheKind.ARRAYS:
             if boundary is not None:
-                for j, array in enumerate(leaves(cache)):
+                for j, array in enumerate(leaves(cache).values()):
                     boundary[c, j] = mx.contiguous(array[row : row + 1])
             continue
         blob = BlobClass.KV if spec.window is None else BlobClass.WINDOW
@@ -78,8 +78,8 @@ def _rows(
     start: int,
     end: int,
 ) -> Iterator[mx.array]:
-    tail = cache.offset if type(cache) is KVCache else cache._idx  # noqa: SLF001 - no public name
-    for array in leaves(cache):
+    tail = _tail(cache)
+    for array in leaves(cache).values():
         length = array.shape[2]
         first = (tail - (held - start)) % length
         last = first + end - start
@@ -88,3 +88,11 @@ def _rows(
             wrapped = array[row : row + 1, :, : last - length]
             rows = mx.concatenate([rows, wrapped], axis=2)
         yield mx.contiguous(rows)
+
+
+def _tail(cache: Cache) -> int:
+    if isinstance(cache, ChunkedKVCache):
+        return int(cache.offset - cache.start_position)
+    if isinstance(cache, (KVCache, QuantizedKVCache)):
+        return int(cache.offset)
+    return int(cache._idx)  # noqa: SLF001 - no public name

@@ -7,7 +7,8 @@ from typing import Final
 
 import mlx.core as mx
 
-from kvport.snapshot.engine.builder.architectures import ARCHITECTURES, Config
+from kvport.snapshot.engine.builder.architectures import ARCHITECTURES
+from kvport.snapshot.engine.builder.configs import Config
 from kvport.snapshot.engine.builder.directory import new_directory
 from kvport.snapshot.engine.builder.kv_size import MAX_LAYERS, sized_llama
 from kvport.snapshot.engine.builder.tokenizer import (
@@ -20,7 +21,7 @@ from kvport.snapshot.engine.builder.weights import random_weights
 from kvport.snapshot.errors import ModelBuildError
 
 KNOWN_ARCHITECTURES: Final[tuple[str, ...]] = tuple(ARCHITECTURES)
-"""Names that `build_model` takes: values of mlx-lm's `model_type`."""
+"""Names that `build_model` takes: mlx-lm's `model_type`, or what its table says."""
 
 _DEFAULT_LAYERS: Final = 4
 _MAX_SEED: Final = 2**64 - 1
@@ -43,7 +44,7 @@ def build_model(
         arch: one of `KNOWN_ARCHITECTURES`.
         directory: where to write; must not exist, or be empty.
         seed: 0 to 2^64 - 1.
-        layers: number of layers, 4 by default.
+        layers: number of layers, 4 by default; some architectures need 2 to 4.
         kv_bytes_per_token: exact size of the KV cache for one token over all layers,
             in bytes; llama only.
         template: name of a chat template, see `TEMPLATES`.
@@ -59,17 +60,20 @@ def build_model(
         raise ModelBuildError(f"unknown template; known are {', '.join(TEMPLATES)}")
     if not 0 <= seed <= _MAX_SEED:
         raise ModelBuildError("the seed must be from 0 to 2^64 - 1")
-    if layers is not None and not 1 <= layers <= MAX_LAYERS:
-        raise ModelBuildError(f"the number of layers must be from 1 to {MAX_LAYERS}")
-
     architecture = ARCHITECTURES[arch]
+    least = architecture.least
+    if layers is not None and not least <= layers <= MAX_LAYERS:
+        raise ModelBuildError(
+            f"the number of layers must be from {least} to {MAX_LAYERS}"
+        )
+
     config = architecture.config(layers or _DEFAULT_LAYERS)
     if kv_bytes_per_token is not None:
         if arch != "llama":
             raise ModelBuildError("only llama takes a size of the KV cache")
         config |= sized_llama(kv_bytes_per_token, layers)
     config |= {
-        "model_type": arch,
+        "model_type": architecture.model_type or arch,
         "dtype": "float32",
         # Named all three: transformers warns of defaults outside of the vocabulary.
         "bos_token_id": None,

@@ -3,7 +3,7 @@
 import itertools
 from typing import Final
 
-from kvport.snapshot.engine.builder.architectures import Config
+from kvport.snapshot.engine.builder.configs import Config
 from kvport.snapshot.errors import ModelBuildError
 
 MAX_LAYERS: Final = 256
