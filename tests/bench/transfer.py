@@ -7,6 +7,7 @@ server's peak resident set above what it was before.
 import contextlib
 import os
 import shutil
+import subprocess
 import statistics
 import tempfile
 import time
@@ -21,7 +22,7 @@ from kvport.snapshot.engine.builder import build_model
 from kvport.snapshot.keyring import Keyring
 from tests.bench.processes import MIB, peak_of
 
-ROUNDS = 3
+ROUNDS = 5
 TOKENS = 1025
 """At a mebibyte of KV per token: 1 GiB is restored, one token is computed."""
 
@@ -94,16 +95,19 @@ def _trust(home: Path, other: Path) -> None:
 def _round(work, prompt, origin, other) -> dict:
     (pid_a, source), (pid_b, target) = origin, other
     file, copy = work / "talk.kvport", work / "copy"
+    os.sync()  # each step begins with nothing left to be written by another
     with peak_of(pid_a) as exporting:
         began = time.perf_counter()
         source.export("llama", file, tokens=prompt)
         _fsync(file)
         export_s = time.perf_counter() - began
+    os.sync()
     began = time.perf_counter()
-    shutil.copyfile(file, copy)
+    subprocess.run(["cp", file, copy], check=True)
     _fsync(copy)
     copy_s = time.perf_counter() - began
     copy.unlink()
+    os.sync()
     with peak_of(pid_b) as importing:
         began = time.perf_counter()
         result = target.import_(file)
