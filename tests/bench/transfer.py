@@ -7,8 +7,8 @@ server's peak resident set above what it was before.
 import contextlib
 import os
 import shutil
-import subprocess
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
