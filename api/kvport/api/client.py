@@ -25,7 +25,7 @@ from kvport.api.errors import (
     UnreachableError,
     WrongServerError,
 )
-from kvport.api.files import PIECE, Progress, open_destination, upload
+from kvport.api.files import Progress, open_destination, upload
 from kvport.api.problems import Problem, ProblemError
 from kvport.api.results import (
     Artifact,
@@ -312,7 +312,7 @@ class Client:
             with open_destination(to) as file:
                 done = 0
                 try:
-                    for piece in response.iter_raw(PIECE):
+                    for piece in response.iter_raw():
                         file.write(piece)
                         done += len(piece)
                         if progress is not None:
