@@ -23,13 +23,13 @@ QUESTION = "Read the notes again: who built the lighthouse of Velm? Answer in on
 def test_smollm2_from_answer_to_import(tmp_path):
     model = tmp_path / "smollm2"
     fetch_smollm2(model)
-    talk = [{"role": "user", "content": LORE * 4 + QUESTION}]
+    talk = [{"role": "user", "content": LORE * 5 + QUESTION}]
     home, other = tmp_path / "a", tmp_path / "b"
     options = {"messages": talk, "max_tokens": 24, "temperature": 0}
 
     with running_server(home, model), Client.for_home(home) as client:
         first = client.complete("smollm2", **options)
-        assert first.prompt_tokens >= 400
+        assert first.prompt_tokens >= 512
         assert "Ada Morland" in first.text
 
     talk[0]["content"] += " Then name the cat."
