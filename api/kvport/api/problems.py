@@ -61,7 +61,6 @@ STATUS: Final[dict[str, int]] = {
     "key_file": 500,
     "storage": 500,
     "missing_root": 503,
-    "cache_closed": 503,
     "shutting_down": 503,
     "capacity": 507,
     "disk_full": 507,

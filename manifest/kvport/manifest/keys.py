@@ -22,7 +22,6 @@ from kvport.manifest.errors import FormatError, SignatureError, WeakKeyError
 from kvport.manifest.identity import KeyId
 
 KEY_SIZE: Final = 32
-SIGNATURE_SIZE: Final = 64
 
 _P: Final = 2**255 - 19
 _Y8: Final = int.from_bytes(

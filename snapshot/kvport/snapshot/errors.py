@@ -103,14 +103,6 @@ class CacheInUseError(KvportError):
     advice = "Stop it, or name another place with --cache-dir."
 
 
-class CacheClosedError(KvportError):
-    """The cache was closed."""
-
-    code = "cache_closed"
-    cause = "The server is shutting down."
-    advice = "Send the request again once the server is back."
-
-
 class StorageError(KvportError):
     """The volume or the index failed; nothing half done is visible."""
 

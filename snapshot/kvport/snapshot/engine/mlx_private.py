@@ -145,11 +145,6 @@ class Batch:
         stream: mx.Stream = self._generator.stream
         return stream
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all live caches, padding included."""
-        return int(self._generator.prompt_cache_nbytes)
-
     def close(self) -> None:
         """Give the wired memory limit back."""
         self._generator.close()

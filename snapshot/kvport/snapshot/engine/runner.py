@@ -125,11 +125,6 @@ class Runner:
         """Whether no further request may wait."""
         return len(self._waiting) >= self._tuning.queue
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes of all live caches, padding included."""
-        return self._batch.nbytes
-
     def add(self, job: Job) -> None:
         """Queue a request."""
         self._waiting.append(job)

@@ -101,11 +101,6 @@ class Solo:
         stream: mx.Stream = generation_stream
         return stream
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all live caches."""
-        return sum(int(cache.nbytes) for s in self._queue for cache in s.caches)
-
     def close(self) -> None:
         """Forget everything."""
         self._queue.clear()
