@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # mlx compiles kernels with the C++ compiler on CPU; tests do without.
 export MLX_DISABLE_COMPILE ?= 1
 
+# Test processes side by side; a model on the CPU takes one core each.
+JOBS ?= 2
+
 .PHONY: setup demo test check soak bench format lock clean
 
 setup: $(VENV)/.ready
@@ -22,7 +25,7 @@ demo: setup
 	$(BIN)/kvport demo $(ARGS)
 
 test: setup
-	$(BIN)/pytest -m "not soak" $(ARGS)
+	$(BIN)/pytest -m "not soak" -n $(JOBS) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

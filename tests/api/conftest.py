@@ -11,7 +11,7 @@ import pytest
 
 from kvport.api.client import Client
 from kvport.api.server import Server, claim_socket
-from kvport.snapshot.engine.runner import Tuning
+from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.node import Node, NodeSettings
 

@@ -11,7 +11,7 @@ import pytest
 from kvport.api.openai_forms import ChatForm, TextForm, Usage
 from kvport.api.problems import ProblemError
 from kvport.snapshot.engine.requests import Generated, Logprob
-from kvport.snapshot.engine.runner import Tuning
+from kvport.snapshot.engine.tuning import Tuning
 from tests.api.conftest import running
 
 PROMPT = "".join(f"{n} apples, {n + 1} pears. " for n in range(12))

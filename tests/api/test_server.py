@@ -188,7 +188,13 @@ def test_stats_count_bytes_and_tokens(origin: Running):
     after = origin.client.stats()["models"]["llama"]
     assert after["requests"] == before["requests"] + 1
     assert after["prompt_tokens"] - before["prompt_tokens"] == done.prompt_tokens
-    assert set(origin.client.stats()["cache"]["account"])
+    origin.client.probe("llama", prompt="count me")  # waits for what is being stored
+    cache = origin.client.stats()["cache"]
+    assert set(cache["account"])
+    assert cache["captured_tokens"] > 0
+    assert cache["written_per_token"]["kv"] > 0
+    assert set(cache["pruned"]) <= {"window", "state"}
+    assert cache["failed_prunings"] == 0
 
 
 def test_a_proxy_of_the_environment_never_sees_the_key(origin, monkeypatch):

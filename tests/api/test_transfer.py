@@ -88,6 +88,29 @@ def test_a_kept_export_is_described_and_can_be_fetched_again(origin, model, tmp_
     assert facts.restorable_tokens == kept.restorable_tokens
 
 
+def test_a_compressed_export_is_smaller_and_restores_the_same(
+    origin, destination, model, tmp_path
+):
+    tokens = computed(origin, model)
+    plain, small = tmp_path / "plain", tmp_path / "small"
+    origin.client.export(model, plain, tokens=tokens)
+    info = origin.client.export(model, small, tokens=tokens, compress=True)
+    assert info.size_bytes == small.stat().st_size < plain.stat().st_size
+    there = destination.client.import_(small)
+    assert there.restored_tokens == info.restorable_tokens
+    again = destination.client.import_(plain)
+    assert (again.admitted_segments, again.restored_tokens) == (
+        0,
+        there.restored_tokens,
+    )
+
+    kept = origin.client.keep(model, tokens=tokens, compress=True)
+    for name in ("one", "two"):
+        origin.client.download(kept.artifact_id, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").stat().st_size == kept.size_bytes
+
+
 def test_an_unknown_artifact_is_not_found(origin):
     for accept in ("application/json", ARTIFACT):
         with origin.http(accept=accept) as http:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvport.api.problems import ProblemError
-from kvport.snapshot.engine.runner import Tuning
+from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.transfer.archive import verify_file
 from tests.api.conftest import running, trust
 

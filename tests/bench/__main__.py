@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("transfer",)
+NAMES = ("transfer", "engine")
 
 
 def main() -> None:

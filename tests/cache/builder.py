@@ -34,6 +34,7 @@ from kvport.snapshot.cache.records import (
     Removed,
     Selection,
 )
+from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.errors import DamagedError
 
 KV = CacheLayout("0", CacheKind.KV, None, (LeafSpec("k", "F16", (1, 2, -1, 3)),))
@@ -93,18 +94,22 @@ def segments(
     start: int = 0,
     variant: object = 0,
     states: Sequence[int] | None = None,
+    windows: Sequence[int] | None = None,
     kinds: dict[int, set[PointKind]] | None = None,
     size: int = 1000,
     provenance: Provenance | Callable[[int], Provenance] = DERIVED,
 ) -> Iterator[NewSegment]:
-    """Segments of [start, cuts[-1]); whole states at `states`, everywhere if None."""
+    """Segments of [start, cuts[-1]), with whole states and window rows at all cuts.
+
+    Or at `states` and `windows` only.
+    """
+    wanted = {BlobClass.STATE: states, BlobClass.WINDOW: windows}
     encoded = encode_tokens(tokens)
     keys = prefix_keys(ns.identity.digest, ns.block_size, encoded, cuts)
     for end, key in zip(cuts, keys, strict=True):
         blobs = {}
         for blob_class in ns.layout.blob_classes:
-            is_state = blob_class is BlobClass.STATE
-            if is_state and states is not None and end not in states:
+            if (some := wanted.get(blob_class)) is not None and end not in some:
                 continue
             data = noise((blob_class, variant, key), size)
             # In several buffers, as arrays come.
@@ -132,10 +137,11 @@ def store(
     cuts: Sequence[int],
     *,
     tip: NodeId = ROOT_NODE,
+    retention: Retention | None = None,
     **options,
 ) -> NodeId:
     """Store a path through a chain; answers the id of its end."""
-    chain = cache.chain(ns, tip, "test")
+    chain = cache.chain(ns, tip, "test", retention)
     for segment in segments(ns, tokens, cuts, **options):
         chain.append(segment)
     chain.close()

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from kvport.manifest.identity import Lineage, PointKind
-from kvport.manifest.layout import BlobClass
+from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import encode_tokens
 from tests.cache.builder import (
@@ -12,10 +12,12 @@ from tests.cache.builder import (
     COLD,
     DENSE,
     HYBRID,
+    KV,
     ME,
     NUMERICS,
     OTHER,
     OTHER_NUMERICS,
+    ROTATING,
     WINDOWED,
     claim,
     find,
@@ -89,6 +91,42 @@ def test_windows_restore_at_the_ends_of_segments(cache):
     assert position(cache, ns, TOKENS, limit=589) == 512
     assert position(cache, ns, TOKENS[:300] + [7] * 100) == 256
     assert find(cache, ns, TOKENS[:255]) is None
+
+
+WIDE = StateLayout((KV, attrs.evolve(ROTATING, window=48)))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "windows", "expected"),
+    [
+        # The last 48 rows of one segment are in its own blob.
+        ([256, 512], [512], 512),
+        ([256, 512], [256], 256),
+        ([256, 512], [], 0),
+        # Two segments hold them, then three; the one before is not asked for.
+        ([256, 280, 300], [280, 300], 0),
+        ([256, 280, 300], [256, 280, 300], 300),
+        ([256, 280, 304], [280, 304], 304),
+        ([256, 280, 303], [280, 303], 0),
+        ([256, 300, 310, 320], [300, 310, 320], 320),
+        ([252, 300, 310, 320], [300, 320], 300),
+        # Fewer rows than the window: all of them.
+        ([20, 40], [40], 0),
+        ([20, 40], [20, 40], 40),
+    ],
+)
+def test_windows_restore_where_all_their_rows_are(cache, cuts, windows, expected):
+    ns = space(cache, WIDE)
+    store(cache, ns, TOKENS, cuts, windows=windows)
+    assert position(cache, ns, TOKENS) == expected
+    assert cache.longest(ns, encode_tokens(TOKENS)) == cuts[-1]
+
+
+def test_a_window_that_covers_one_variant_covers_no_other(cache):
+    ns = space(cache, WIDE)
+    store(cache, ns, TOKENS, [256, 280], variant="whole")
+    store(cache, ns, TOKENS, [256, 280, 290], variant="bare", windows=[280, 290])
+    assert position(cache, ns, TOKENS) == 280
 
 
 def test_the_worked_example_of_two_turns(cache):

@@ -63,6 +63,10 @@ def test_inspect_tells_what_the_file_says(cli, file):
         for blob in part.blobs:
             sizes[blob.blob_class] = sizes.get(blob.blob_class, 0) + blob.size
     assert facts["bytes"] == sizes
+    total = sum(sizes.values())
+    assert facts["codecs"] == {
+        "none": {"blobs": 10, "bytes": total, "encoded_bytes": total}
+    }
 
 
 def test_inspect_for_people_says_the_same(cli, file):

@@ -124,6 +124,22 @@ def test_export_writes_a_file_that_the_other_server_imports(pair, prompt, tmp_pa
     assert all(len(line) <= 80 for line in table.splitlines())
 
 
+def test_a_compressed_export_is_inspected_verified_and_imported(pair, prompt, tmp_path):
+    server, other = pair
+    server.json("complete", prompt, *ROOM)
+    file = tmp_path / "small.kvport"
+    exported = server.json("export", prompt, "--compress", "-o", str(file))
+    assert exported["size_bytes"] == file.stat().st_size
+    facts = other.json("inspect", str(file))
+    assert facts["complete"]
+    encoded = facts["codecs"]["shuffle-zstd"]
+    assert encoded["encoded_bytes"] < encoded["bytes"] <= sum(facts["bytes"].values())
+    assert "shuffle-zstd: " in other.run("inspect", str(file)).stdout
+    assert other.json("verify", str(file))["artifact_id"] == exported["artifact_id"]
+    imported = other.json("import", str(file), "--model", "first")
+    assert imported["restored_tokens"] == exported["restorable_tokens"]
+
+
 def test_export_to_standard_output_is_imported_from_standard_input(pair, prompt):
     server, other = pair
     server.run("complete", prompt, *ROOM)
@@ -217,11 +233,14 @@ def test_probe_tells_what_a_policy_would_restore(server, prompt):
     assert near["restorable_tokens"] == len(prompt) - 1
 
 
-def test_stats_add_up(server):
+def test_stats_add_up(server, prompt):
+    server.run("complete", prompt, *ROOM)
+    server.run("probe", prompt)  # waits for what is being stored
     account = server.json("cache", "stats")["cache"]["account"]
     assert account["cap"] == 256 << 20
     shown = server.run("cache", "stats").stdout
     assert "of 256.0 MiB" in shown
+    assert "per new token)" in shown
     assert "model llama" in shown
 
 

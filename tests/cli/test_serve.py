@@ -133,7 +133,7 @@ def test_a_cache_in_use_is_refused_by_name(server, home, model):
 
 
 def test_the_defaults_are_those_of_the_engine():
-    from kvport.snapshot.engine.runner import Tuning
+    from kvport.snapshot.engine.tuning import Tuning
 
     engine = Tuning()
     assert (engine.chunk, engine.stride) == (CHUNK, STRIDE)

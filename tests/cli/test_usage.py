@@ -134,6 +134,20 @@ def test_selfcheck_refuses_a_chunk_that_is_no_multiple_of_the_block(cli):
     assert "must be a multiple of 256" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["--model", "x", "--all-architectures"],
+        ["--model", "x", "--only", "llama"],
+        ["--all-architectures", "--tokens", "300"],
+        ["--all-architectures", "--only", "bogus"],
+    ],
+)
+def test_selfcheck_takes_either_a_model_or_architectures(cli, args):
+    wrong_usage(cli, "selfcheck", *args)
+
+
 @pytest.mark.parametrize("args", [["bogus"], ["cache", "bogus"], ["--bogus"]])
 def test_unknown_commands_and_options_are_wrong_usage(cli, args):
     wrong_usage(cli, *args)
@@ -180,3 +194,11 @@ main(prog_name="kvport")
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["serve", "selfcheck"])
+def test_keys_and_values_are_of_one_form(cli, command):
+    forms = ["--kv-bits", "4", "--max-kv-size", "64"]
+    told = wrong_usage(cli, command, "--model", "directory", *forms)
+    assert "exclude each other" in told
+    assert "x>=5" in wrong_usage(cli, command, "--model", "x", "--max-kv-size", "4")

@@ -14,8 +14,9 @@ from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Selection
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.requests import Failed, Generated, Request, Started
-from kvport.snapshot.engine.runner import Store, Tuning
+from kvport.snapshot.engine.runner import Store
 from kvport.snapshot.engine.scheduler import Engine
+from kvport.snapshot.engine.tuning import Tuning
 
 
 @attrs.define
@@ -72,6 +73,7 @@ class Rig:
     def __init__(
         self, root: Path, model: Path, tuning: Tuning, key: SigningKey, block: int
     ):
+        self.root, self.key = root, key
         self.block = block
         self.closed = False
         self.local = key.public.key_id
@@ -115,6 +117,8 @@ class Rig:
         return {n.end: set(n.kinds) for n in nodes if n.kinds and n.end <= ends}
 
     def match(self, tokens, **options):
+        if not self.closed:
+            self.engine.store_tails("m")
         chosen = Selection(limit=len(tokens), local=self.local, **options)
         return self.cache.match(self.namespace, encode_tokens(tokens), chosen)
 

@@ -114,15 +114,13 @@ class ManifestBuilder:
         keys = prefix_keys(
             self.identity.digest, self.block_size, self.token_bytes, ends
         )
-        rows = [c for c in self.layout.blob_classes if c is not BlobClass.STATE]
-        whole = [c for c in self.layout.blob_classes if c is BlobClass.STATE]
         segments = tuple(
             Segment(
                 start,
                 end,
                 key,
                 self.provenance(start),
-                tuple(self._blob(blob_class, start, end) for blob_class in rows),
+                tuple(self._blob(c, start, end) for c in self._rows(start, end)),
             )
             for (start, end), key in zip(ranges, keys, strict=True)
         )
@@ -131,7 +129,7 @@ class ManifestBuilder:
                 end,
                 self.points[end],
                 self.provenance(start),
-                tuple(self._blob(blob_class, start, end) for blob_class in whole),
+                tuple(self._blob(c, start, end) for c in self._whole(end)),
             )
             for start, end in ranges
             if end in self.points
@@ -201,8 +199,7 @@ class ManifestBuilder:
         contents = [
             self.content(blob_class, start, end)
             for start, end in self.ranges
-            for blob_class in self.layout.blob_classes
-            if blob_class is not BlobClass.STATE or end in self.points
+            for blob_class in [*self._rows(start, end), *self._whole(end)]
         ]
         return {blob_digest(content): content for content in contents}
 
@@ -219,6 +216,21 @@ class ManifestBuilder:
         named |= {"envelope.json": data, "tokens": self.token_bytes}
         entries = [entry.name for entry in self.verified().entries()]
         return pack([(name, named[name]) for name in entries])
+
+    def _rows(self, start: int, end: int) -> list[BlobClass]:
+        # Row by row, so that it is not the code that it is compared with.
+        window = self.layout.max_window
+        needed = {row for p in self.points for row in range(p - window, p)}
+        dropped = set() if needed & set(range(start, end)) else {BlobClass.WINDOW}
+        return [
+            c
+            for c in self.layout.blob_classes
+            if c not in dropped and c is not BlobClass.STATE
+        ]
+
+    def _whole(self, end: int) -> list[BlobClass]:
+        held = self.layout.has(BlobClass.STATE) and end in self.points
+        return [BlobClass.STATE] if held else []
 
     def _blob(self, blob_class: BlobClass, start: int, end: int) -> Blob:
         content = self.content(blob_class, start, end)

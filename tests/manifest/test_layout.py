@@ -1,5 +1,7 @@
+import itertools
 import struct
 
+import attrs
 import pytest
 import safetensors
 from hypothesis import given
@@ -40,6 +42,8 @@ def caches(draw, index):
     numbers = {"window": None}
     if CLASS_OF_KIND[kind] is LayerClass.WINDOWED:
         numbers["window"] = draw(st.integers(1, 9))
+    if kind is CacheKind.ROTATING:
+        numbers["keep"] = draw(st.integers(0, numbers["window"] - 1))
     if kind is CacheKind.QUANTIZED:
         numbers |= {"bits": draw(st.integers(1, 8)), "group_size": 64}
     if kind is CacheKind.ARRAYS:
@@ -88,6 +92,37 @@ def test_the_header_is_written_out_as_documented():
 def test_windowed_layers_keep_no_more_rows_than_their_window():
     shapes = [WINDOWED.blob(BlobClass.WINDOW, n).tensors[0].shape for n in (2, 3, 4)]
     assert shapes == [(1, 2, 2), (1, 3, 2), (1, 3, 2)]
+
+
+ROWS_OF_WINDOWS = st.tuples(st.integers(1, 12), st.integers(0, 11)).filter(
+    lambda w: w[1] < w[0]
+)
+
+
+@given(ROWS_OF_WINDOWS, st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_segments_hold_what_a_window_needs_and_no_row_that_it_dropped(window, steps):
+    """Whatever the cuts, the rows at the end are there, and all were when cut."""
+    size, keep = window
+    cache = attrs.evolve(WINDOW, window=size, keep=keep)
+    start, found = 0, set()
+    for step in steps:
+        end = start + step
+        rows = [*itertools.chain(*cache.rows(start, end))]
+        assert len(rows) == min(step, size) == len(set(rows))
+        assert rows == sorted(rows)
+        # What a ring holds at the segment's end, and no more.
+        assert all(row < keep or end - row <= size - keep for row in rows)
+        found.update(rows)
+        start = end
+    needed = {*range(min(keep, end)), *range(max(0, end - (size - keep)), end)}
+    assert needed <= found
+    assert [*itertools.chain(*cache.rows(0, end))] == sorted(needed)
+
+
+def test_the_head_of_a_layout_is_the_largest_keep():
+    assert ALL.head == 0
+    kept = attrs.evolve(WINDOW, path="3", keep=2)
+    assert StateLayout((*ALL.caches, kept)).head == 2
 
 
 def test_the_classes_of_blobs_follow_from_the_caches():
@@ -150,6 +185,15 @@ def leaf(**fields):
         [edited(WINDOW, window=0)],
         [edited(WINDOW, window=True)],
         [edited(WINDOW, window=1 << 31)],
+        [{k: v for k, v in edited(WINDOW).items() if k != "keep"}],
+        [edited(WINDOW, keep=-1)],
+        [edited(WINDOW, keep=3)],
+        [edited(WINDOW, keep=1 << 31, window=1 << 30)],
+        [edited(WINDOW, keep=True)],
+        [edited(WINDOW, keep=None)],
+        [edited(WINDOW, keep=1.0)],
+        [edited(WINDOW, kind="chunked", keep=0)],
+        [edited(KV, keep=0)],
         [edited(WHOLE, leaves=[leaf()])],
         [edited(WHOLE, leaves=[leaf(shape=[])])],
         [edited(WHOLE, leaves=[leaf(shape=[1] * 9)])],

@@ -82,7 +82,9 @@ def test_the_fields_are_those_of_the_format():
     assert sorted(PAYLOAD["points"][0]) == [
         "blobs", "kinds", "lineage", "numerics", "origins", "position",
     ]  # fmt: skip
-    assert sorted(PAYLOAD["points"][0]["blobs"][0]) == ["class", "digest", "size"]
+    assert sorted(PAYLOAD["points"][0]["blobs"][0]) == [
+        "class", "codec", "digest", "encoded_size", "size",
+    ]  # fmt: skip
     assert sorted(PAYLOAD["prefix"]) == ["digest", "key", "size", "tokens"]
 
 
@@ -181,6 +183,8 @@ def test_a_manifest_is_an_object(value):
         (("segments", 0, "lineage"), "warm"),
         (("segments", 0, "blobs", 0, "class"), "cache"),
         (("segments", 0, "blobs", 0, "digest"), "../../x"),
+        (("segments", 0, "blobs", 0, "codec"), "zstd"),
+        (("segments", 0, "blobs", 0, "encoded_size"), -1),
         (("points", 0, "kinds"), []),
         (("points", 0, "kinds"), ["other"]),
         (("points", 0, "kinds"), ["stride", "fork"]),

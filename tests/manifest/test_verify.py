@@ -6,6 +6,7 @@ from datetime import timedelta
 import attrs
 import pytest
 
+from kvport.manifest.codec import Codec
 from kvport.manifest.digests import BlobDigest, artifact_id, blob_digest, format_digest
 from kvport.manifest.envelope import Signature, encode_envelope, open_envelope, pae
 from kvport.manifest.errors import (
@@ -21,9 +22,16 @@ from kvport.manifest.errors import (
     UntrustedKeyError,
 )
 from kvport.manifest.identity import PointKind
-from kvport.manifest.layout import BlobClass
+from kvport.manifest.layout import (
+    BlobClass,
+    CacheKind,
+    CacheLayout,
+    LeafSpec,
+    StateLayout,
+)
 from kvport.manifest.limits import CLOCK_SKEW_SECONDS, ENVELOPE_BYTES
 from kvport.manifest.nodes import ROOT_NODE, node_id
+from kvport.manifest.parts import Blob
 from kvport.manifest.tokens import encode_tokens
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.manifest.ustar import Entry
@@ -380,12 +388,25 @@ def one_digest_for_two_ranges(payload):
     second["blobs"][0]["digest"] = first["blobs"][0]["digest"]
 
 
+def two_encodings(payload):
+    # Segments [6, 8) and [8, 10) have as many rows.
+    third, fourth = payload["segments"][2:4]
+    fourth["blobs"] = copy.deepcopy(third["blobs"])
+    fourth["blobs"][0] |= {"codec": "shuffle-zstd", "encoded_size": 20}
+
+
+def encoded(size, codec="shuffle-zstd"):
+    return blob("segments", 0, codec=codec, encoded_size=size)
+
+
 SIZE = BUILDER.manifest().segments[0].blobs[0].size
 
 CONTIGUOUS = "not contiguous"
 NO_END = "do not end where"
 ROWS = "segment's blobs"
 STATES = "point's blobs"
+ENCODED = "encoded size"
+NO_POINT = "does not end in a restore point"
 ARITHMETIC = {
     "segments_start_at_zero": (CONTIGUOUS, lambda p: p["segments"].pop(0)),
     "segments_end_at_the_prefix": (NO_END, lambda p: p["segments"].pop()),
@@ -422,12 +443,18 @@ ARITHMETIC = {
         lambda p: p["points"].insert(0, p["points"][0]),
     ),
     "a_point_agrees_with_its_segment": ("disagrees", point(0, lineage="cold")),
-    "there_is_a_restore_point": ("no restore point", lambda p: p.update(points=[])),
+    "there_is_a_restore_point": (NO_POINT, lambda p: p.update(points=[])),
+    "the_prefix_ends_in_a_restore_point": (NO_POINT, lambda p: p["points"].pop()),
     "a_blob_is_not_larger": ("blob's size", blob("segments", 0, size=SIZE + 1)),
     "a_blob_is_not_smaller": ("blob's size", blob("segments", 0, size=SIZE - 1)),
     "a_boundary_is_not_empty": ("blob's size", blob("points", 0, size=0)),
     "a_digest_is_of_one_class": ("two layouts", one_digest_for_two_classes),
     "a_digest_is_of_one_range": ("two layouts", one_digest_for_two_ranges),
+    "a_digest_is_of_one_encoding": ("two encodings", two_encodings),
+    "a_plain_blob_is_not_encoded_smaller": (ENCODED, encoded(SIZE - 1, "none")),
+    "a_plain_blob_is_not_encoded_larger": (ENCODED, encoded(SIZE + 1, "none")),
+    "an_encoded_blob_is_smaller": (ENCODED, encoded(SIZE)),
+    "an_encoded_blob_is_not_empty": (ENCODED, encoded(0)),
     "the_token_entry_has_four_bytes_an_id": (
         "token entry",
         lambda p: p["prefix"].update(size=36),
@@ -457,6 +484,58 @@ def test_a_point_of_a_layout_without_whole_layers_has_no_blob():
         builder.verified(edited(point(0, blobs=state), builder))
 
 
+# Twenty tokens; windows of three rows before 10 and 20: no others are there.
+SPARSE = ManifestBuilder(
+    tokens=tuple(range(20)),
+    points={10: (PointKind.FORK,), 20: (PointKind.PROMPT,)},
+)
+
+
+def test_window_rows_that_no_point_needs_are_not_there():
+    verified = SPARSE.verified()
+    held = [
+        (part.start, part.end)
+        for part in verified.manifest.segments
+        if any(blob.blob_class is BlobClass.WINDOW for blob in part.blobs)
+    ]
+    assert held == [(6, 8), (8, 10), (16, 20)]
+    assert verified.size == len(SPARSE.container())
+    nodes = verified.nodes(SPARSE.token_bytes)
+    assert [BlobClass.WINDOW in n.blobs for n in nodes] == [
+        (n.start, n.end) in held for n in nodes
+    ]
+
+
+@pytest.mark.parametrize("index", [2, 3, 6])
+def test_window_rows_that_a_point_needs_must_be_there(index):
+    assert len(SPARSE.ranges) == 7
+
+    def change(payload):
+        assert payload["segments"][index]["blobs"].pop()["class"] == "window"
+
+    with pytest.raises(ArithmeticMismatchError, match=ROWS):
+        SPARSE.verified(edited(change, SPARSE))
+
+
+@pytest.mark.parametrize("index", [0, 1, 4, 5])
+def test_window_rows_that_no_point_needs_are_refused(index):
+    start, end = SPARSE.ranges[index]
+    content = SPARSE.content(BlobClass.WINDOW, start, end)
+    found = Blob(BlobClass.WINDOW, blob_digest(content), len(content))
+
+    def change(payload):
+        payload["segments"][index]["blobs"].append(found.to_json())
+
+    with pytest.raises(ArithmeticMismatchError, match=ROWS):
+        SPARSE.verified(edited(change, SPARSE))
+
+
+def test_window_rows_are_not_there_for_points_that_are_not_listed():
+    # The fork's windows are useless without it.
+    with pytest.raises(ArithmeticMismatchError, match=ROWS):
+        SPARSE.verified(edited(lambda p: p["points"].pop(0), SPARSE))
+
+
 def test_a_windowed_model_needs_a_point():
     with pytest.raises(ArithmeticMismatchError):
         ManifestBuilder(layout=WINDOWED, points={}).verified()
@@ -471,6 +550,30 @@ def test_an_artifact_above_the_callers_limit_is_refused():
     assert BUILDER.verified(max_bytes=size)
     with pytest.raises(LimitExceededError):
         BUILDER.verified(max_bytes=size - 1)
+
+
+class HugeBlobs(ManifestBuilder):
+    """Blobs of almost 1 GiB that are said to take 1000 bytes in the container."""
+
+    def _blob(self, blob_class, start, end):
+        digest = blob_digest(f"{blob_class} {start}".encode())
+        size = self._layout(blob_class, start, end).size
+        return Blob(blob_class, digest, size, Codec.SHUFFLE_ZSTD, 1000)
+
+
+def test_blobs_that_are_decoded_to_more_than_an_artifact_may_hold_are_refused():
+    leaf = LeafSpec("k", "F32", (-1, (1 << 28) - 100))
+    huge = StateLayout((CacheLayout("0", CacheKind.KV, None, (leaf,)),))
+    for count, fits in ((64, True), (65, False)):
+        builder = HugeBlobs(
+            layout=huge, tokens=tuple(range(count)), block_size=1, cuts=(), points={}
+        )
+        envelope = builder.sealed()
+        if fits:
+            assert builder.verified(envelope).size < 1 << 20
+        else:
+            with pytest.raises(LimitExceededError):
+                builder.verified(envelope)
 
 
 # 11

@@ -2,44 +2,22 @@
 
 import mlx.core as mx
 import pytest
-from mlx import nn
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+)
+from mlx_lm.utils import load_model as load_module
 
-from kvport.manifest.layout import ROWS, BlobClass, StateLayout
+from kvport.manifest.layout import ROWS, BlobClass, CacheKind, StateLayout
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import load_model
 from kvport.snapshot.errors import UnsupportedModelError
+from kvport.snapshot.state.kv_form import Limit, Quantisation
 from kvport.snapshot.state.probe import probe
-
-
-class Toy(nn.Module):
-    """A model of one row per token, with whatever cache it is told to make."""
-
-    def __init__(self, make, side_state=False, value_width=2):
-        super().__init__()
-        self.layers = []
-        self._make, self._side, self._seen = make, side_state, 0
-        self._width = value_width
-
-    def make_cache(self):
-        return self._make()
-
-    def __call__(self, tokens, cache=None):
-        rows = mx.broadcast_to(
-            tokens[:, None, :, None], (*tokens.shape[:1], 1, tokens.shape[1], 2)
-        )
-        rows = rows.astype(mx.float32)
-        out = mx.zeros((*tokens.shape, 4))
-        for member in cache:
-            for one in member.caches if isinstance(member, CacheList) else [member]:
-                if isinstance(one, ArraysCache):
-                    one[0] = rows[:, 0, -1:, :]
-                else:
-                    values = rows[..., : self._width]
-                    keys, _ = one.update_and_fetch(rows, values)
-                    out = out + keys.sum()
-        self._seen += tokens.shape[1]
-        return out + self._seen if self._side else out
+from tests.state.toys import Counting, Remembering, Toy
 
 
 class Odd(KVCache):
@@ -50,8 +28,9 @@ class Odd(KVCache):
     ("make", "named"),
     [
         (lambda: [Odd()], "Odd"),
-        (lambda: [RotatingKVCache(8, keep=4)], "keeps its first 4 rows"),
+        (lambda: [RotatingKVCache(4, keep=4)], "keeps as many rows as it has"),
         (lambda: [CacheList(KVCache(), Odd())], r"0\.1 \(Odd\)"),
+        (lambda: [KVCache(), CacheList(CacheList(Odd()))], r"1\.0\.0 \(Odd\)"),
     ],
 )
 def test_b52_unknown_kinds_are_refused_by_name(make, named):
@@ -59,10 +38,11 @@ def test_b52_unknown_kinds_are_refused_by_name(make, named):
         probe(Toy(make))
 
 
-def test_b45_side_state_is_refused():
+@pytest.mark.parametrize("kind", [Counting, Remembering])
+def test_b45_side_state_is_refused(kind):
     assert probe(Toy(lambda: [KVCache()]))
     with pytest.raises(UnsupportedModelError, match="beside its caches"):
-        probe(Toy(lambda: [KVCache()], side_state=True))
+        probe(kind(lambda: [KVCache()]))
 
 
 def test_what_cannot_be_batched_runs_alone(model_dir, tmp_path):
@@ -71,10 +51,24 @@ def test_what_cannot_be_batched_runs_alone(model_dir, tmp_path):
     assert "ChunkedKVCache" in model.alone
 
 
+def test_what_keeps_its_first_rows_runs_alone():
+    """mlx-lm's batches forget `keep`, and compute other replies without a word."""
+    found = probe(Toy(lambda: [KVCache(), RotatingKVCache(8, keep=4)]))
+    assert (found.layout.caches[1].keep, found.layout.head) == (4, 4)
+    assert "cache 1 keeps its first 4 rows" in found.alone
+
+
 def test_a_model_that_masks_unequal_lengths_wrongly_runs_alone(model_dir, tmp_path):
     """mlx-lm's gemma2 does: its batched replies, and their state, would be wrong."""
     model = load_model("m", model_dir("gemma2"), FileDigests(tmp_path / "digests"))
     assert "unequal lengths" in model.alone
+
+
+@pytest.mark.parametrize("kv_form", [Quantisation(8, 32), Limit(48)])
+def test_only_plain_caches_take_another_form(model_dir, kv_form):
+    module = load_module(model_dir("gemma3_text"))[0]
+    with pytest.raises(UnsupportedModelError, match=r"cache 0 \(RotatingKVCache\)"):
+        probe(module, kv_form)
 
 
 def test_slots_that_are_never_set_are_described_and_not_stored():
@@ -82,6 +76,62 @@ def test_slots_that_are_never_set_are_described_and_not_stored():
     (cache,) = found.layout.caches
     assert (cache.slots, [leaf.name for leaf in cache.leaves]) == (3, ["s0"])
     assert "StopIteration" in found.alone
+
+
+def test_unset_slots_between_set_ones_and_a_dtype_per_leaf():
+    def slots(tokens, _):
+        last = tokens[:, -1:]
+        return {1: last.astype(mx.int64), 4: last % 2 == 0, 7: last.astype(mx.bfloat16)}
+
+    (cache,) = probe(Toy(lambda: [ArraysCache(9)], slots)).layout.caches
+    assert cache.slots == 9
+    found = {leaf.name: leaf.dtype for leaf in cache.leaves}
+    assert found == {"s1": "I64", "s4": "BOOL", "s7": "BF16"}
+
+
+def test_lists_of_all_kinds_nest():
+    def make():
+        inner = CacheList(ArraysCache(1), RotatingKVCache(3, keep=1))
+        return [CacheList(KVCache(), inner, ChunkedKVCache(8)), KVCache()]
+
+    layout = probe(Toy(make)).layout
+    assert [(cache.path, cache.kind) for cache in layout.caches] == [
+        ("0.0", CacheKind.KV),
+        ("0.1.0", CacheKind.ARRAYS),
+        ("0.1.1", CacheKind.ROTATING),
+        ("0.2", CacheKind.CHUNKED),
+        ("1", CacheKind.KV),
+    ]
+    assert StateLayout.from_json(layout.to_json()) == layout
+
+
+def test_fewer_and_more_caches_than_layers(model_dir):
+    for arch, caches in (("gemma3n", 2), ("longcat_flash_ngram", 9)):
+        module = load_module(model_dir(arch))[0]
+        layout = probe(module).layout
+        assert len(module.layers) == 4
+        assert len(layout.caches) == caches
+        roots = {cache.path.partition(".")[0] for cache in layout.caches}
+        assert len(roots) == (2 if arch == "gemma3n" else 5)
+
+
+def test_a_state_that_grows_over_the_first_tokens_is_carried_from_then_on():
+    def grams(tokens, cache):
+        held = tokens if cache[0] is None else mx.concatenate([cache[0], tokens], 1)
+        return {0: held[:, -7:].astype(mx.int64)}
+
+    found = probe(Toy(lambda: [ArraysCache(1)], grams))
+    assert found.layout.caches[0].leaves[0].shape == (1, 7)
+    assert "another form" in found.alone
+
+
+def test_a_state_that_grows_for_ever_is_refused():
+    def grams(tokens, cache):
+        held = tokens if cache[0] is None else mx.concatenate([cache[0], tokens], 1)
+        return {0: held}
+
+    with pytest.raises(UnsupportedModelError, match="from token to token"):
+        probe(Toy(lambda: [ArraysCache(1)], grams))
 
 
 def test_b53_leaves_without_bytes_are_described_and_not_stored():

@@ -62,25 +62,28 @@ def wide_home(directory: Path) -> Home:
     return Home(directory, layout=WIDE, block_size=WIDE_BLOCK, cap=GIB)
 
 
-def fill(directory: str, count: str) -> None:
+def fill(directory: str, count: str, variant: str) -> None:
     """Store a prefix of `count` blobs of 2 MiB, and a small one."""
     home, tip = wide_home(Path(directory)), ROOT_NODE
-    home.store(SMALL, [WIDE_BLOCK], kinds={})
+    home.store(SMALL, [WIDE_BLOCK], kinds={}, variant=variant)
     tokens = wide_tokens(count)
     for start in range(0, len(tokens), WIDE_BLOCK):
         end = start + WIDE_BLOCK
-        tip = home.store(tokens, [end], start=start, kinds={}, tip=tip)
+        tip = home.store(tokens, [end], start=start, kinds={}, tip=tip, variant=variant)
     home.close()
 
 
-def measure_export(directory: str, file: str, small: str, count: str) -> None:
+def measure_export(
+    directory: str, file: str, small: str, count: str, compress: str = ""
+) -> None:
     """Write artifacts of both prefixes; print how the large one raised the peak."""
     home = wide_home(Path(directory))
     # What is loaded once, with the first artifact, is no peak.
-    Path(small).write_bytes(home.export(SMALL))
+    how = {"compress": bool(compress)}
+    Path(small).write_bytes(home.export(SMALL, **how))
     before = peak()
     with Path(file).open("wb") as out:
-        out.writelines(home.open_export(wide_tokens(count)).stream())
+        out.writelines(home.open_export(wide_tokens(count), **how).stream())
     print(peak() - before)
     home.close()
 

@@ -16,6 +16,7 @@ from kvport.manifest.layout import (
 from kvport.manifest.limits import MIB
 from kvport.manifest.tokens import encode_tokens
 from kvport.manifest.ustar import TRAILER, padding
+from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
@@ -266,6 +267,43 @@ def test_a_kept_export_is_gone_when_its_path_is(home):
     fill(a)
     with pytest.raises(ArtifactGoneError):
         reopen(a, opened.artifact_id)
+
+
+TWO_PROMPTS = {8: {PointKind.PROMPT}, 11: {PointKind.PROMPT}}
+
+
+def test_a_kept_export_is_gone_when_its_path_was_pruned(home):
+    a = home("a", layout=HYBRID)
+    a.store(kinds=TWO_PROMPTS)
+    opened = a.open_export()
+    opened.keep(a.ledger, NOW)
+    # As long as it is open, the path is left alone.
+    a.store(kinds=TWO_PROMPTS, retention=Retention())
+    opened.close()
+    reopen(a, opened.artifact_id).close()
+    a.store(kinds=TWO_PROMPTS, retention=Retention())
+    with pytest.raises(ArtifactGoneError):
+        reopen(a, opened.artifact_id)
+    assert a.cache.stats().leases == 0
+
+
+def test_a_path_pruned_before_it_is_leased_is_not_signed(home, monkeypatch):
+    a = home("a", layout=HYBRID)
+    a.store(kinds=TWO_PROMPTS)
+    real = a.cache.lease
+
+    def late(*arguments):
+        a.store(kinds=TWO_PROMPTS, retention=Retention())
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(a.cache, "lease", late)
+        with pytest.raises(GoneError):
+            a.open_export(TOKENS[:8])
+    assert a.cache.stats().leases == 0
+    with pytest.raises(NotRestorableError):
+        a.open_export(TOKENS[:8])
+    assert a.open_export().restorable_tokens == 11
 
 
 def test_a_kept_export_is_gone_when_its_key_was_replaced(home):

@@ -14,6 +14,7 @@ from kvport.snapshot.cache.records import RemovalReason, Removed
 from kvport.snapshot.errors import StorageError
 from kvport.snapshot.transfer import ledger as ledger_module
 from kvport.snapshot.transfer.ledger import Direction, Ledger
+from kvport.snapshot.transfer.ledger_tables import FORMAT
 from tests.transfer.world import NOW, TOKENS, dump
 
 
@@ -48,7 +49,7 @@ def test_a_second_owner_is_refused(tmp_path, ledger):
 def test_tables_of_another_format_are_refused(tmp_path):
     path = tmp_path / "state.sqlite"
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=2")
+    connection.execute(f"PRAGMA user_version={FORMAT + 1}")
     connection.close()
     with pytest.raises(StorageError):
         Ledger(path)

@@ -132,11 +132,11 @@ def test_one_flipped_bit_anywhere(pair, receiver):
         flipped[place // 8] ^= 1 << place % 8
         with pytest.raises(KvportError) as caught:
             receiver.take(bytes(flipped))
-        assert caught.value.code in _codes(parts, place // 8), place
+        assert caught.value.code in codes_of(parts, place // 8), place
     assert receiver.state() == before
 
 
-def _codes(parts: list[Part], offset: int) -> set[str]:
+def codes_of(parts: list[Part], offset: int) -> set[str]:
     """What a flipped bit may be refused with, by where it is."""
     for part in parts:
         if part.start <= offset < part.end:
@@ -200,9 +200,9 @@ def test_appended_bytes(receiver, data, tail):
 def test_swapped_blobs(receiver, data):
     contents = contents_of(data)
     sizes = [len(content) for _, content in contents]
-    assert sizes[4] == sizes[6]  # two kv blobs of full blocks
-    (a, first), (b, second) = contents[4], contents[6]
-    contents[4], contents[6] = (a, second), (b, first)
+    assert sizes[4] == sizes[5]  # two kv blobs of full blocks
+    (a, first), (b, second) = contents[4], contents[5]
+    contents[4], contents[5] = (a, second), (b, first)
     assert isinstance(refuse(receiver, pack(contents)), DigestMismatchError)
 
 

@@ -17,6 +17,7 @@ from kvport.snapshot.transfer.importer import LocalModel
 from tests.transfer.world import (
     ALL,
     BLOCK,
+    CUTS,
     DENSE,
     HYBRID,
     KINDS,
@@ -83,7 +84,7 @@ def test_an_export_ends_at_the_last_restore_point(home):
 def test_an_end_without_point_is_made_one_where_windows_restore(home):
     a, b = home("a", layout=WINDOWED), home("b", layout=WINDOWED)
     b.trusted.append(a.key)
-    a.store(kinds={})
+    a.store(kinds={}, windows=CUTS)
     opened = a.open_export(TOKENS[:9])
     assert [(p.position, p.kinds) for p in opened.manifest.points] == [
         (8, (PointKind.PROMPT,))

@@ -31,6 +31,7 @@ from kvport.manifest.tokens import encode_tokens, prefix_keys
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Match, NewSegment, NodeRecord, Selection
+from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, ImportResult, LocalModel
 from kvport.snapshot.transfer.ledger import Ledger
@@ -67,8 +68,13 @@ def identity_of(layout: StateLayout, **other: Any) -> StateIdentity:
 
 
 def blob_of(layout: StateLayout, blob_class: BlobClass, rows: int, seed: str) -> bytes:
+    """A blob of noise; of what can be compressed, if the seed begins with `smooth`."""
     derived = layout.blob(blob_class, rows)
-    body = blake3(seed.encode()).digest(derived.size - len(derived.header))
+    size = derived.size - len(derived.header)
+    if seed.startswith("smooth"):
+        body = (blake3(seed.encode()).digest() + bytes(size))[:size]
+    else:
+        body = blake3(seed.encode()).digest(size)
     return derived.header + body
 
 
@@ -124,18 +130,24 @@ class Home:
         *,
         start: int = 0,
         kinds: Mapping[int, Iterable[PointKind]] = KINDS,
+        windows: Iterable[int] | None = None,
         variant: str = "",
         lineage: Lineage = Lineage.DERIVED,
     ) -> Iterable[NewSegment]:
+        """Segments; those ending in `windows`, or that a point needs, have windows."""
         encoded, layout = encode_tokens(tokens), self.ns.layout
         identity, block = self.ns.identity.digest, self.ns.block_size
         keys = prefix_keys(identity, block, encoded, cuts)
         for end, key in zip(cuts, keys, strict=True):
-            classes = [
-                c
-                for c in layout.blob_classes
-                if c is not BlobClass.STATE or end in kinds
-            ]
+            left_out = set() if end in kinds else {BlobClass.STATE}
+            if windows is None:
+                within = (r for p in kinds for r in range(p - layout.max_window, p))
+                has_window = not {*within}.isdisjoint(range(start, end))
+            else:
+                has_window = end in windows
+            if not has_window:
+                left_out.add(BlobClass.WINDOW)
+            classes = [c for c in layout.blob_classes if c not in left_out]
             yield NewSegment(
                 start=start,
                 end=end,
@@ -156,15 +168,32 @@ class Home:
         cuts: Sequence[int] = CUTS,
         *,
         tip: NodeId = ROOT_NODE,
+        retention: Retention | None = None,
         **options: Any,
     ) -> NodeId:
-        chain = self.cache.chain(self.ns, tip, "test")
+        chain = self.cache.chain(self.ns, tip, "test", retention)
         for segment in self.segments(tokens, cuts, **options):
             chain.append(segment)
         chain.close()
         self.cache.flush()
         assert chain.broken is None
         return chain.tip
+
+    def prune(self, node: NodeRecord, blob_class: BlobClass) -> None:
+        """Take a blob from a node, as retention does: the node keeps its name."""
+        index, ref = self.cache._index, node.blob(blob_class)
+        assert ref is not None
+        n = index.find(index.namespace_row(self.ns.id), node.id)
+        with index.transaction():
+            index.all(
+                "DELETE FROM blob WHERE node = ? AND class = ?", (n, blob_class.value)
+            )
+            index.all(
+                "UPDATE file SET live = 0"
+                " WHERE n NOT IN (SELECT file FROM blob) AND live = 1",
+                (),
+            )
+        self.cache._evictor.unlink_doomed()
 
     # Moving.
 

@@ -88,9 +88,10 @@ class PrefixBody(_Body, frozen=True):
 
 
 class ExportBody(PrefixBody, frozen=True):
-    """A prefix, and how many of its tokens an export must hold at least."""
+    """A prefix, how many of its tokens an export must hold, and how it is written."""
 
     min_tokens: Annotated[int, Meta(ge=1, le=TOKENS)] | None = None
+    compress: bool = False
 
 
 class ProbeBody(PrefixBody, frozen=True):
@@ -125,6 +126,7 @@ class GenerationBody(_Body, frozen=True):
     stream_options: StreamOptions | None = None
     cache: CacheOptions = CacheOptions()
     ignore_eos: bool = False
+    draft: bool = True
     # See `_ONLY`.
     n: Literal[1] | None = None
     frequency_penalty: Off | None = None

@@ -13,12 +13,18 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self, TypedDict, TypeVar, Unpack
+from typing import Any, BinaryIO, Final, Self, TypeVar, Unpack
 
 import httpx
 import msgspec
 
 from kvport.api import media
+from kvport.api.arguments import (
+    CompletionArguments,
+    PromptArguments,
+    completion_body,
+    export_body,
+)
 from kvport.api.errors import (
     IncompleteError,
     NoServerError,
@@ -47,35 +53,6 @@ D = TypeVar("D", bound=Download)
 
 _TIMEOUT: Final = httpx.Timeout(60, connect=5, read=None)
 """Seconds; a long prompt may be computed for many minutes before the first byte."""
-
-
-class PromptArguments(TypedDict, total=False):
-    """A prompt: exactly one of messages, prompt and tokens."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    chat_template_kwargs: dict[str, Any]
-    prompt: str
-    tokens: list[int]
-
-
-class CompletionArguments(PromptArguments, total=False):
-    """A prompt and how to continue it; what is absent is the server's default.
-
-    `logprobs` is the number of alternatives to report with each token's own.
-    """
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    stop: list[str]
-    logprobs: int
-    ignore_eos: bool
-    policy: str
-    artifact: str
 
 
 class Client:
@@ -163,7 +140,7 @@ class Client:
             ProblemError: the server refuses, or fails on the way.
             UnreachableError: no answer, or it broke off.
         """
-        path, body = _completion_body(model, arguments)
+        path, body = completion_body(model, arguments)
         with self._streamed("POST", path, json=body) as response:
             for content in _events(response):
                 yield Delta.from_json(content)
@@ -174,6 +151,7 @@ class Client:
         to: Path | BinaryIO,
         *,
         min_tokens: int | None = None,
+        compress: bool = False,
         progress: Progress | None = None,
         **prompt: Unpack[PromptArguments],
     ) -> ExportInfo:
@@ -183,6 +161,7 @@ class Client:
             model: its name on the server.
             to: a file, which appears only once it is complete, or a stream.
             min_tokens: refuse to export less than this, with code `not_restorable`.
+            compress: make it smaller, without loss.
             progress: called with bytes so far and in total.
             **prompt: whose state to export.
 
@@ -191,7 +170,7 @@ class Client:
             IncompleteError: it broke off: what `to` got, if it is a stream, is void.
             UnreachableError: no answer.
         """
-        body = _export_body(model, min_tokens, prompt)
+        body = export_body(model, min_tokens, prompt, compress=compress)
         return self._download(
             ExportInfo, "POST", "/api/cache/export", to, progress, json=body
         )
@@ -201,6 +180,7 @@ class Client:
         model: str,
         *,
         min_tokens: int | None = None,
+        compress: bool = False,
         **prompt: Unpack[PromptArguments],
     ) -> KeptExport:
         """Export, but leave the artifact with the server, for `download`.
@@ -208,13 +188,14 @@ class Client:
         Args:
             model: its name on the server.
             min_tokens: refuse to keep less than this, with code `not_restorable`.
+            compress: make it smaller, without loss.
             **prompt: whose state to export.
 
         Raises:
             ProblemError: the server refuses.
             UnreachableError: no answer.
         """
-        body = _export_body(model, min_tokens, prompt)
+        body = export_body(model, min_tokens, prompt, compress=compress)
         headers = {"accept": media.JSON}
         return self._post("/api/cache/export", KeptExport, json=body, headers=headers)
 
@@ -346,35 +327,6 @@ def _decode(data: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         message = "what answers at the address is no kvport server of this version"
         raise UnreachableError(message) from error
-
-
-def _export_body(
-    model: str, min_tokens: int | None, prompt: PromptArguments
-) -> dict[str, Any]:
-    least = {} if min_tokens is None else {"min_tokens": min_tokens}
-    return {"model": model, **least, **prompt}
-
-
-def _completion_body(
-    model: str, arguments: CompletionArguments
-) -> tuple[str, dict[str, Any]]:
-    """Address and body of a streamed completion."""
-    body: dict[str, Any] = {
-        "model": model,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **arguments,
-    }
-    names = ("policy", "artifact")
-    body["cache"] = {name: body.pop(name) for name in names if name in body}
-    if "messages" in body:
-        if "logprobs" in body:
-            body["top_logprobs"] = body["logprobs"]
-            body["logprobs"] = True
-        return "/v1/chat/completions", body
-    if "tokens" in body:
-        body["prompt"] = body.pop("tokens")
-    return "/v1/completions", body
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -55,6 +55,7 @@ STATUS: Final[dict[str, int]] = {
     "arithmetic": 422,
     "token_mismatch": 422,
     "tensor_header": 422,
+    "blob_encoding": 422,
     "digest_mismatch": 422,
     # The machine.
     "engine_failure": 500,
@@ -86,6 +87,8 @@ LOCAL: Final = frozenset(
         "no_home",
         "no_server",
         "not_listed",
+        "prompt_cache",
+        "prompt_cache_mismatch",
         "setting",
         "unreachable",
         "wrong_server",

@@ -51,8 +51,9 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
     """The longest restorable prefix of a prompt, as a signed artifact.
 
     How much that is say the headers Kvport-Restorable-Tokens and Kvport-Prompt-Tokens;
-    with `min_tokens` less than that is refused. With `Accept: application/json` the
-    artifact is kept instead, and described.
+    with `min_tokens` less than that is refused. With `compress` it is smaller, and
+    takes longer to begin. With `Accept: application/json` the artifact is kept
+    instead, and described.
     """
     body = decode(ExportBody, await request.body())
     tokens = (await asyncio.to_thread(render, node, body)).tokens
@@ -72,7 +73,7 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
 
 def _enough(node: Node, body: ExportBody, tokens: Sequence[int]) -> Export:
     """An open export of at least as much as was asked for; blocking."""
-    export = node.export(body.model, tokens)
+    export = node.export(body.model, tokens, compress=body.compress)
     if export.restorable_tokens < (body.min_tokens or 0):
         export.close()
         raise NotRestorableError(

@@ -142,6 +142,7 @@ def _request(node: Node, asked: _Asked) -> Request:
         top_logprobs=asked.top_logprobs,
         policy=body.cache.policy or node.settings.policy,
         within=node.path_of(body.cache.artifact),
+        draft=body.draft,
     )
 
 

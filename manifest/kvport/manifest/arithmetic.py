@@ -1,20 +1,26 @@
 """What must add up in a manifest, before any blob is read.
 
 * Segments are contiguous from 0 to the prefix's length, and none crosses a block end.
-* Each has one blob per class of rows (`kv`, `window`) that the layout has, in order.
 * Points ascend; each is the end of a segment, and says the provenance of that segment:
   the two are one node of the tree. It has a state blob if the layout has whole layers.
-* There is a restore point: any row if all layers are full, else at least one point.
-* Sizes are those that the layout gives; equal digests are blobs of equal layout.
+* The prefix ends in a restore point: a listed one, unless all layers are full.
+* A segment has a `kv` blob if the layout has full layers, then a `window` blob if a
+  point needs it (coverage.py): what is missing would break a restore, and what nobody
+  needs is not carried.
+* Sizes are those that the layout gives; equal digests are blobs of equal layout and
+  encoding.
+* An encoded blob is smaller than the plain one, one that is not encoded has its size.
 """
 
 from collections.abc import Iterator
 
 import attrs
 
+from kvport.manifest.codec import Codec
+from kvport.manifest.coverage import WindowCoverage
 from kvport.manifest.digests import BlobDigest
 from kvport.manifest.errors import ArithmeticMismatchError
-from kvport.manifest.layout import BlobClass, BlobLayout, StateLayout
+from kvport.manifest.layout import BlobClass, BlobLayout
 from kvport.manifest.model import Manifest
 from kvport.manifest.parts import Blob, Point, Segment
 from kvport.manifest.tokens import TOKEN_SIZE
@@ -22,10 +28,12 @@ from kvport.manifest.tokens import TOKEN_SIZE
 
 @attrs.frozen
 class PlacedBlob:
-    """A blob of the manifest, with the layout that its bytes must have."""
+    """A blob of the manifest, with the layout that its plain bytes must have."""
 
     digest: BlobDigest
     layout: BlobLayout
+    codec: Codec
+    encoded_size: int
 
 
 def check_arithmetic(manifest: Manifest) -> tuple[PlacedBlob, ...]:
@@ -44,27 +52,36 @@ def check_arithmetic(manifest: Manifest) -> tuple[PlacedBlob, ...]:
         raise ArithmeticMismatchError("the token entry's size is not that of its ids")
     _check_segments(manifest)
     _check_points(manifest)
+    _check_rows(manifest)
     found: dict[BlobDigest, PlacedBlob] = {}
     for blob, rows in _blobs_in_order(manifest):
         layout = manifest.identity.layout.blob(blob.blob_class, rows)
         if blob.size != layout.size:
             raise ArithmeticMismatchError("a blob's size is not that of its layout")
-        placed = found.setdefault(blob.digest, PlacedBlob(blob.digest, layout))
+        if not _is_encoded_size(blob):
+            raise ArithmeticMismatchError("a blob's encoded size is not of its codec")
+        this = PlacedBlob(blob.digest, layout, blob.codec, blob.encoded_size)
+        placed = found.setdefault(blob.digest, this)
         if placed.layout.header != layout.header:
             raise ArithmeticMismatchError("two layouts are claimed for one blob")
+        if placed != this:
+            raise ArithmeticMismatchError("two encodings are claimed for one blob")
     return tuple(found.values())
 
 
+def _is_encoded_size(blob: Blob) -> bool:
+    if blob.codec is Codec.NONE:
+        return blob.encoded_size == blob.size
+    return 0 < blob.encoded_size < blob.size
+
+
 def _check_segments(manifest: Manifest) -> None:
-    classes = _classes(manifest.identity.layout, state=False)
     at = 0
     for segment in manifest.segments:
         if segment.start != at or segment.end <= at:
             raise ArithmeticMismatchError("segments are not contiguous from 0")
         if at // manifest.block_size != (segment.end - 1) // manifest.block_size:
             raise ArithmeticMismatchError("a segment crosses a block end")
-        if _classes_of(segment) != classes:
-            raise ArithmeticMismatchError("a segment's blobs are not the layout's")
         at = segment.end
     if at != manifest.prefix.tokens:
         raise ArithmeticMismatchError("segments do not end where the prefix ends")
@@ -74,7 +91,7 @@ def _check_segments(manifest: Manifest) -> None:
 
 def _check_points(manifest: Manifest) -> None:
     layout = manifest.identity.layout
-    classes = _classes(layout, state=True)
+    classes = [BlobClass.STATE] if layout.has(BlobClass.STATE) else []
     ends = {segment.end: segment for segment in manifest.segments}
     at = 0
     for point in manifest.points:
@@ -87,12 +104,22 @@ def _check_points(manifest: Manifest) -> None:
         if _classes_of(point) != classes:
             raise ArithmeticMismatchError("a point's blobs are not the layout's")
         at = point.position
-    if not manifest.points and not layout.full_only:
-        raise ArithmeticMismatchError("there is no restore point")
+    if at != manifest.prefix.tokens and not layout.full_only:
+        raise ArithmeticMismatchError("the prefix does not end in a restore point")
 
 
-def _classes(layout: StateLayout, *, state: bool) -> list[BlobClass]:
-    return [c for c in layout.blob_classes if (c is BlobClass.STATE) == state]
+def _check_rows(manifest: Manifest) -> None:
+    layout = manifest.identity.layout
+    coverage = WindowCoverage.of(layout)
+    points = [point.position for point in manifest.points]
+    for segment in manifest.segments:
+        classes = [BlobClass.KV] if layout.has(BlobClass.KV) else []
+        if coverage.needs(segment.start, segment.end, points):
+            classes.append(BlobClass.WINDOW)
+        if _classes_of(segment) != classes:
+            raise ArithmeticMismatchError(
+                "a segment's blobs are not those it must have"
+            )
 
 
 def _classes_of(part: Segment | Point) -> list[BlobClass]:

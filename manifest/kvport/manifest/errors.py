@@ -143,6 +143,14 @@ class ContainerError(FormatError):
     advice = "Copy or export the file again; never repack it with other tools."
 
 
+class EncodedBlobError(FormatError):
+    """A blob's encoded bytes are not one frame of exactly that blob."""
+
+    code = "blob_encoding"
+    cause = "A compressed blob was damaged or exchanged on the way."
+    advice = "Copy or export the file again."
+
+
 class TensorHeaderError(FormatError):
     """A blob's safetensors header is not the one derived from the signed layout."""
 

@@ -95,7 +95,7 @@ CLASS_OF_KIND: Final = {
 _NUMBERS: Final[dict[CacheKind, tuple[str, ...]]] = {
     CacheKind.KV: (),
     CacheKind.QUANTIZED: ("bits", "group_size"),
-    CacheKind.ROTATING: ("window",),
+    CacheKind.ROTATING: ("window", "keep"),
     CacheKind.CHUNKED: ("window",),
     CacheKind.ARRAYS: ("slots",),
 }
@@ -128,6 +128,8 @@ class CacheLayout:
         group_size: values that share a scale in a quantised cache.
         slots: arrays that an arrays cache has room for; those that are never set have
             no leaf.
+        keep: first rows that a rotating cache never drops; they count as part of its
+            window.
     """
 
     path: str
@@ -142,6 +144,21 @@ class CacheLayout:
             takes_self=True,
         )
     )
+    keep: int = 0
+
+    def rows(self, start: int, end: int) -> tuple[range, range]:
+        """Positions of the rows that a blob of segment [start, end) holds, in order.
+
+        Their number is `min(end - start, window)`. The last of them end at `end`, and
+        are no more than a rotating cache has beside its first `keep` rows; the others
+        are among these, the segment's own if it has any. So all are there when the
+        segment ends, in decode too, and what a cache holds at position p are the rows
+        of segment [0, p).
+        """
+        count = min(end - start, self.window or end - start)
+        last = min(count, self.window - self.keep) if self.window else count
+        first = min(start, self.keep - (count - last))
+        return range(first, first + count - last), range(end - last, end)
 
     @property
     def layer_class(self) -> LayerClass:
@@ -199,8 +216,17 @@ class StateLayout:
 
     @cached_property
     def max_window(self) -> int:
-        """Rows before a restore point that windowed layers need; 0 without any."""
-        return max((cache.window or 0 for cache in self.caches), default=0)
+        """Rows before a restore point that windowed layers need; 0 without any.
+
+        Beside these they need rows [0, head).
+        """
+        rows = (c.window - c.keep for c in self.caches if c.window is not None)
+        return max(rows, default=0)
+
+    @cached_property
+    def head(self) -> int:
+        """First rows that some windowed layer never drops; 0 without any."""
+        return max((cache.keep for cache in self.caches), default=0)
 
     @property
     def full_only(self) -> bool:
@@ -213,7 +239,7 @@ class StateLayout:
         Args:
             blob_class: which layers.
             rows: tokens in the segment (its end - start); of no account for `state`.
-                Windowed layers keep the last `min(rows, window)` of them.
+                Windowed layers keep `min(rows, window)`: see `CacheLayout.rows`.
 
         Raises:
             ArithmeticMismatchError: no rows, or the layout has no such layers.
@@ -322,8 +348,11 @@ def _cache_from_json(value: object) -> CacheLayout:
     if data["class"] != layer_class.value or not _PATH.fullmatch(path):
         raise FormatError("a cache in the layout contradicts itself")
     found = {name: take(data, name, int) for name in numbers}
-    if not all(0 < number < 1 << 31 for number in found.values()):
+    least = {"keep": 0}
+    if not all(least.get(name, 1) <= n < 1 << 31 for name, n in found.items()):
         raise FormatError("a number of a cache in the layout is out of range")
+    if found.get("keep", 0) >= found.get("window", 1):
+        raise FormatError("a cache in the layout keeps more than its window")
     leaves = take(data, "leaves", list)
     if max(len(leaves), found.get("slots", 0)) > LEAVES:
         raise LimitExceededError("a cache in the layout has too many leaves")
@@ -334,7 +363,8 @@ def _cache_from_json(value: object) -> CacheLayout:
         raise FormatError("two leaves of a cache have one name")
     if len(specs) > found.get("slots", LEAVES):
         raise FormatError("a cache in the layout has more leaves than slots")
-    return CacheLayout(path=path, kind=kind, leaves=specs, **{"window": None, **found})
+    fields: dict[str, Any] = {"window": None, **found}
+    return CacheLayout(path=path, kind=kind, leaves=specs, **fields)
 
 
 def _leaf_from_json(value: object, layer_class: LayerClass) -> LeafSpec:

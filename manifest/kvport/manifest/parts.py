@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from kvport.manifest.codec import Codec
 from kvport.manifest.digests import (
     BlobDigest,
     Key,
@@ -42,17 +43,31 @@ from kvport.manifest.tokens import TOKEN_SIZE
 
 @attrs.frozen
 class Blob:
-    """One blob: what it holds, its digest, its size in bytes."""
+    """One blob, and how it stands in the container.
+
+    Attributes:
+        blob_class: what it holds.
+        digest: of its plain bytes.
+        size: of its plain bytes.
+        codec: how it is encoded.
+        encoded_size: its bytes in the container.
+    """
 
     blob_class: BlobClass
     digest: BlobDigest
     size: int
+    codec: Codec = Codec.NONE
+    encoded_size: int = attrs.field(
+        default=attrs.Factory(lambda self: self.size, takes_self=True)
+    )
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form."""
         return {
             "class": self.blob_class.value,
+            "codec": self.codec.value,
             "digest": format_digest(self.digest),
+            "encoded_size": self.encoded_size,
             "size": self.size,
         }
 
@@ -64,11 +79,13 @@ class Blob:
             FormatError: the value is not a blob.
             LimitExceededError: the blob is too large.
         """
-        data = take_exact(value, ["class", "digest", "size"])
+        data = take_exact(value, ["class", "codec", "digest", "encoded_size", "size"])
         return cls(
             take_member(data, "class", BlobClass),
             parse_digest(take(data, "digest", str)),
             take_count(data, "size", BLOB_BYTES),
+            take_member(data, "codec", Codec),
+            take_count(data, "encoded_size", BLOB_BYTES),
         )
 
 

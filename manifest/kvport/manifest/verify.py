@@ -15,8 +15,8 @@ Each failure is final, and its code says what failed. In this order:
     node, and of a scope that every signer is trusted with: `wrong_scope`.
  9. State identity, tokenizer and block size are those here: `binding_mismatch`. Every
     signer is trusted with the model here: `untrusted_key`.
-10. Positions and sizes add up (arithmetic.py): `arithmetic`; the container is not too
-    large: `limit_exceeded`.
+10. Positions and sizes add up (arithmetic.py): `arithmetic`; neither the container nor
+    its blobs are too large: `limit_exceeded`.
 11. Size and digest of the token entry, and every key recomputed from it
     (`VerifiedManifest.nodes`): `token_mismatch`.
 
@@ -35,6 +35,7 @@ import attrs
 
 from kvport.manifest.arithmetic import PlacedBlob, check_arithmetic
 from kvport.manifest.canonical import strict_loads
+from kvport.manifest.codec import Codec
 from kvport.manifest.digests import (
     ArtifactId,
     BlobDigest,
@@ -93,10 +94,17 @@ class Local:
 
 @attrs.frozen
 class BlobEntry(Entry):
-    """An entry of the container that is a blob: what its bytes must be."""
+    """An entry of the container that is a blob.
+
+    Attributes:
+        digest: of its plain bytes.
+        layout: what these must be.
+        codec: how they are encoded; `size` is that of the encoded ones.
+    """
 
     digest: BlobDigest
     layout: BlobLayout
+    codec: Codec
 
 
 @attrs.frozen(kw_only=True)
@@ -239,9 +247,12 @@ def verify(
     _check_policy(manifest, signers, now, own_key)
     if local is not None:
         _check_local(manifest, signers, local)
-    entries = _entries(manifest, len(envelope), check_arithmetic(manifest))
+    blobs = check_arithmetic(manifest)
+    entries = _entries(manifest, len(envelope), blobs)
     if container_size(entries) > min(max_bytes, ARTIFACT_BYTES):
         raise LimitExceededError("the artifact is too large")
+    if sum(blob.layout.size for blob in blobs) > ARTIFACT_BYTES:
+        raise LimitExceededError("the artifact's blobs are too large")
     return VerifiedManifest(
         _SEAL,
         manifest=manifest,
@@ -305,9 +316,10 @@ def _entries(
         *(
             BlobEntry(
                 name=blob_name(blob.digest),
-                size=blob.layout.size,
+                size=blob.encoded_size,
                 digest=blob.digest,
                 layout=blob.layout,
+                codec=blob.codec,
             )
             for blob in blobs
         ),

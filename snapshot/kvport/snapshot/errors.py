@@ -19,7 +19,7 @@ class EvictedError(NothingRestorableError):
     """The prefix was stored, and has been evicted since."""
 
     code = "evicted"
-    cause = "The prefix was stored here once: it made room, or was found damaged."
+    cause = "The prefix was stored here once: it made room, was superseded or damaged."
     advice = "Send the prompt again; raise the cache's cap if it had to make room."
 
 
@@ -229,6 +229,22 @@ class ArtifactGoneError(KvportError):
     code = "artifact_gone"
     cause = "The artifact's state had to make room, or its signing key was replaced."
     advice = "Send the prompt again, then export it again."
+
+
+class PromptCacheError(KvportError):
+    """A file is damaged, or not a prompt cache as mlx-lm writes it."""
+
+    code = "prompt_cache"
+    cause = "The file is no prompt cache of mlx-lm, damaged, or of another version."
+    advice = "Write it again with mlx_lm.cache_prompt, with mlx-lm 0.31 or 0.32."
+
+
+class PromptCacheMismatchError(KvportError):
+    """A prompt cache is of another model or prompt."""
+
+    code = "prompt_cache_mismatch"
+    cause = "The prompt cache was not made by this model, or not of this prompt."
+    advice = "Name its model, prompt, --kv-bits and --max-kv-size as when it was made."
 
 
 class SettingError(KvportError):

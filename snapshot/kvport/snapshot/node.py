@@ -26,9 +26,10 @@ from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model, locate
 from kvport.snapshot.engine.requests import Policy, Request, Sink
 from kvport.snapshot.engine.restore import selection
-from kvport.snapshot.engine.runner import Store, Tuning
+from kvport.snapshot.engine.runner import Store
 from kvport.snapshot.engine.scheduler import Engine, Ticket
 from kvport.snapshot.engine.template import Rendered, render_chat, render_text
+from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import (
     BadPromptError,
     CacheOffError,
@@ -37,6 +38,7 @@ from kvport.snapshot.errors import (
 )
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.remembered import Remembered
+from kvport.snapshot.state.untyped import Tokenizer
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
 from kvport.snapshot.transfer.kept import Artifacts
@@ -94,6 +96,27 @@ class ProbeResult:
     prompt_tokens: int
     stored_tokens: int
     restorable_tokens: int
+
+
+def rendered(tokenizer: Tokenizer, prompt: Prompt, *, closed: bool = False) -> Rendered:
+    """Token ids of a prompt: see `Node.render`.
+
+    Raises:
+        BadPromptError: the prompt cannot be rendered.
+    """
+    if prompt.messages is not None:
+        return render_chat(
+            tokenizer,
+            prompt.messages,
+            tools=prompt.tools,
+            options=prompt.options,
+            open_reply=not closed,
+        )
+    if prompt.text is not None:
+        return render_text(tokenizer, prompt.text)
+    if prompt.tokens is not None:
+        return Rendered(list(prompt.tokens), None)
+    raise BadPromptError("a prompt is a text, token ids or messages")
 
 
 class Node:
@@ -175,8 +198,15 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def load_model(self, source: str, name: str | None = None) -> Model:
+    def load_model(
+        self, source: str, name: str | None = None, tuning: Tuning | None = None
+    ) -> Model:
         """Load a model from a directory or by its Hugging Face id.
+
+        Args:
+            source: the directory or id.
+            name: what requests call it; the last part of the source if None.
+            tuning: of this model, with the node's chunk; the node's if None.
 
         Raises:
             ModelLoadError: there is no such model, or mlx-lm cannot load it.
@@ -187,7 +217,7 @@ class Node:
         name = name or found
         if name in self.engine.models:
             raise SettingError(f"two models are called {name!r}; name one NAME=PATH")
-        model = self.engine.load(name, directory, self._files, self._store)
+        model = self.engine.load(name, directory, self._files, self._store, tuning)
         log.info("model_loaded", model=name, cached=model.refusal is None)
         if model.refusal is not None:
             log.warning("model_uncached", model=name, reason=model.refusal)
@@ -213,20 +243,7 @@ class Node:
             UnknownModelError: there is no such model.
             BadPromptError: the prompt cannot be rendered.
         """
-        tokenizer = self.engine.model(name).tokenizer
-        if prompt.messages is not None:
-            return render_chat(
-                tokenizer,
-                prompt.messages,
-                tools=prompt.tools,
-                options=prompt.options,
-                open_reply=not closed,
-            )
-        if prompt.text is not None:
-            return render_text(tokenizer, prompt.text)
-        if prompt.tokens is not None:
-            return Rendered(list(prompt.tokens), None)
-        raise BadPromptError("a prompt is a text, token ids or messages")
+        return rendered(self.engine.model(name).tokenizer, prompt, closed=closed)
 
     def submit(self, name: str, request: Request, sink: Sink) -> Ticket:
         """Queue a request: see `Engine.submit`."""
@@ -243,6 +260,7 @@ class Node:
             local=self.key_id,
             numerics=self.engine.numerics,
         )
+        self.engine.store_tails(name)
         match = self.cache.match(namespace, tokens, chosen)
         return ProbeResult(
             prompt_tokens=length,
@@ -250,20 +268,29 @@ class Node:
             restorable_tokens=match.position if match else 0,
         )
 
-    def export(self, name: str, tokens: Sequence[int]) -> Export:
+    def export(
+        self, name: str, tokens: Sequence[int], *, compress: bool = False
+    ) -> Export:
         """Open an export of the longest restorable prefix of these tokens.
+
+        Args:
+            name: the model.
+            tokens: ids.
+            compress: whether blobs are encoded that are smaller so.
 
         Raises:
             NothingRestorableError: a subclass says why.
         """
         model = self.engine.model(name)
         namespace = self._namespace(name)
+        self.engine.store_tails(name)
         issue = Issue(
             signer=self._signer,
             issuer_name=platform.node() or "kvport",
             model_name=name,
             tokenizer=model.tokenizer_digest,
             now=_now(),
+            compress=compress,
         )
         return open_export(
             self.cache, self.ledger, namespace, encode_tokens(tokens), issue

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -26,7 +26,7 @@ from kvport.manifest.digests import format_digest
 from kvport.manifest.identity import KeyId, Lineage, fingerprint
 from kvport.manifest.layout import LayerClass
 from kvport.manifest.model import Manifest
-from kvport.manifest.parts import Point, Segment, Tables
+from kvport.manifest.parts import Blob, Point, Segment, Tables
 from kvport.manifest.timestamps import format_time
 from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring
@@ -151,6 +151,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
             for point in manifest.points
         ],
         "bytes": _sizes(manifest),
+        "codecs": _codecs(manifest),
         "lineage": _lineage(manifest),
     }
 
@@ -171,6 +172,9 @@ def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "state",
         ", ".join(f"{STATE_NAMES[name]} {size}" for name, size in sizes.items()),
     )
+    for codec, found in _codecs(manifest).items():
+        sizes_of = (format_bytes(found[name]) for name in ("bytes", "encoded_bytes"))
+        yield "codec", f"{codec}: {found['blobs']} blobs, {' as '.join(sizes_of)}"
     for point in manifest.points:
         yield "restore point", f"{point.position} ({', '.join(point.kinds)})"
     lineage = _lineage(manifest)
@@ -190,13 +194,30 @@ def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
-    """Bytes by blob class; a blob that occurs twice is in the file once."""
-    parts: tuple[Segment | Point, ...] = (*manifest.segments, *manifest.points)
-    unique = {blob.digest: blob for part in parts for blob in part.blobs}
+    """Plain bytes by blob class."""
     sizes: Counter[str] = Counter()
-    for blob in unique.values():
+    for blob in _blobs(manifest):
         sizes[blob.blob_class.value] += blob.size
     return dict(sizes)
+
+
+def _codecs(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Blobs by codec: how many, and their bytes, plain and in the file."""
+    found: dict[str, Counter[str]] = {}
+    for blob in _blobs(manifest):
+        numbers = {
+            "blobs": 1,
+            "bytes": blob.size,
+            "encoded_bytes": blob.encoded_size,
+        }
+        found.setdefault(blob.codec.value, Counter()).update(numbers)
+    return {codec: dict(numbers) for codec, numbers in sorted(found.items())}
+
+
+def _blobs(manifest: Manifest) -> Iterable[Blob]:
+    """Each blob once: one that occurs twice is in the file once."""
+    parts: tuple[Segment | Point, ...] = (*manifest.segments, *manifest.points)
+    return {blob.digest: blob for part in parts for blob in part.blobs}.values()
 
 
 def _lineage(manifest: Manifest) -> dict[str, int]:

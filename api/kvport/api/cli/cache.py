@@ -6,6 +6,7 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
+from kvport.api.arguments import PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.options import POLICY, Server, model_option, server_options
 from kvport.api.cli.output import (
@@ -18,7 +19,6 @@ from kvport.api.cli.output import (
     short_digest,
 )
 from kvport.api.cli.prompts import prompt_options
-from kvport.api.client import PromptArguments
 
 _WAYS: Final = {"exported": "out", "admitted": "in"}
 
@@ -122,6 +122,17 @@ def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         tokens, nodes = namespace["tokens"], namespace["nodes"]
         yield "namespace", f"{namespace['id'][:8]} (scope {namespace['scope']})"
         yield "  stored", f"{tokens} tokens in {nodes} segments; {sizes or 'nothing'}"
+    per_token = cache["written_per_token"]
+    for blob_class, size in cache["written"].items():
+        written = f"{STATE_NAMES[blob_class]} {format_bytes(size)}"
+        if blob_class in per_token:
+            written += f" ({format_bytes(round(per_token[blob_class]))} per new token)"
+        yield "written", written
+    for blob_class, pruned in cache["pruned"].items():
+        size = format_bytes(pruned["nbytes"])
+        yield "pruned", f"{STATE_NAMES[blob_class]} {size} in {pruned['blobs']} blobs"
+    if failed := cache["failed_prunings"]:
+        yield "not pruned", f"{failed} paths"
     yield "leases", str(cache["leases"])
     for reason, count in cache["removed"].items():
         yield "removed", f"{count} segments: {reason}"

@@ -73,6 +73,10 @@ root: Final = Root(
         "Carry": {
             "export": ("transfer:export", "Write a prompt's state to a signed file."),
             "import": ("transfer:import_", "Bring the state in a file into a server."),
+            "convert": (
+                "convert:convert",
+                "From and to prompt cache files of mlx-lm.",
+            ),
             "probe": (
                 "cache:probe",
                 "How much of a prompt is restorable.",

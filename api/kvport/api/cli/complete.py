@@ -6,11 +6,11 @@ from typing import cast
 import attrs
 import rich_click as click
 
+from kvport.api.arguments import CompletionArguments, PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.options import POLICY, Server, model_option, server_options
 from kvport.api.cli.output import json_option, print_json, say
 from kvport.api.cli.prompts import prompt_options
-from kvport.api.client import CompletionArguments, PromptArguments
 from kvport.api.results import Delta, Logprob
 
 

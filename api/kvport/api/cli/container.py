@@ -54,6 +54,6 @@ def declared_size(manifest: Manifest, head: bytes) -> int:
         head: header of its envelope, which passed the container's reader.
     """
     parts: tuple[Segment | Point, ...] = (*manifest.segments, *manifest.points)
-    blobs = {blob.digest: blob.size for part in parts for blob in part.blobs}
+    blobs = {blob.digest: blob.encoded_size for part in parts for blob in part.blobs}
     sizes = (int(head[_SIZE], 8), manifest.prefix.size, *blobs.values())
     return container_size(Entry("", size) for size in sizes)

@@ -12,6 +12,7 @@ import platformdirs
 import rich_click as click
 
 from kvport.snapshot.engine.requests import Policy
+from kvport.snapshot.state.kv_form import KEEP, KvForm, Limit, Quantisation
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -25,21 +26,6 @@ FILE: Final = click.Path(readable=False, allow_dash=True, path_type=Path)
 
 POLICY: Final = click.Choice([policy.value for policy in Policy])
 """A policy by its name."""
-
-
-KV_BITS: Final = click.option(
-    "--kv-bits",
-    type=click.Choice(["4", "8"]),
-    help="Quantise keys and values from the first token on; requests then run one at a"
-    " time. By default they are kept in the model's own precision.",
-)
-KV_GROUP_SIZE: Final = click.option(
-    "--kv-group-size",
-    type=click.Choice(["32", "64", "128"]),
-    default="64",
-    show_default=True,
-    help="Values that share a scale, with --kv-bits.",
-)
 
 
 class Size(click.ParamType[int]):
@@ -142,3 +128,46 @@ def model_option(command: _Command) -> _Command:
         metavar="NAME",
         help="The model's name on the server; not needed if it has exactly one.",
     )(command)
+
+
+def kv_form_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the forms that keys and values may have, as one parameter `kv_form`."""
+
+    @functools.wraps(command)
+    def with_form(
+        *,
+        kv_bits: str | None,
+        kv_group_size: str,
+        max_kv_size: int | None,
+        **rest: object,
+    ) -> None:
+        form: KvForm | None = None
+        if kv_bits is not None:
+            form = Quantisation(int(kv_bits), int(kv_group_size))
+        if max_kv_size is not None:
+            if form is not None:
+                raise click.UsageError("--max-kv-size and --kv-bits exclude each other")
+            form = Limit(max_kv_size)
+        command(kv_form=form, **rest)
+
+    bits = click.option(
+        "--kv-bits",
+        type=click.Choice(["4", "8"]),
+        help="Quantise keys and values from the first token on; requests then run one"
+        " at a time. By default they are kept in the model's own precision.",
+    )
+    group_size = click.option(
+        "--kv-group-size",
+        type=click.Choice(["32", "64", "128"]),
+        default="64",
+        show_default=True,
+        help="Values that share a scale, with --kv-bits.",
+    )
+    limit = click.option(
+        "--max-kv-size",
+        type=click.IntRange(min=KEEP + 1),
+        metavar="ROWS",
+        help=f"Forget tokens: keep the first {KEEP} and the last ones, ROWS in all, as"
+        " mlx-lm's option does; requests then run one at a time.",
+    )
+    return bits(group_size(limit(with_form)))

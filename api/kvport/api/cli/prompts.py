@@ -16,9 +16,9 @@ from typing import Final, cast
 
 import rich_click as click
 
+from kvport.api.arguments import PromptArguments
 from kvport.api.cli.errors import LocalFileError, naming
 from kvport.api.cli.options import FILE
-from kvport.api.client import PromptArguments
 
 _CHAT: Final = frozenset({"messages", "tools", "chat_template_kwargs"})
 _STANDARD: Final = Path("-")
@@ -43,6 +43,33 @@ def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(prompt=_prompt(text, files), **rest)
 
+    argument = click.argument("text", metavar="[PROMPT]", required=False)
+    return argument(_file_options(with_prompt))
+
+
+def prompt_file_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the three options alone, as one parameter `prompt`; None without any."""
+
+    @functools.wraps(command)
+    def with_prompt(
+        *,
+        prompt_file: Path | None,
+        messages_file: Path | None,
+        tokens_file: Path | None,
+        **rest: object,
+    ) -> None:
+        files = {
+            "prompt_file": prompt_file,
+            "messages_file": messages_file,
+            "tokens_file": tokens_file,
+        }
+        named = any(path is not None for path in files.values())
+        command(prompt=_prompt(None, files) if named else None, **rest)
+
+    return _file_options(with_prompt)
+
+
+def _file_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--tokens-file", type=FILE, help="A JSON list of token ids."),
         click.option(
@@ -52,10 +79,9 @@ def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
             " `tools`.",
         ),
         click.option("--prompt-file", type=FILE, help="A text, continued as it is."),
-        click.argument("text", metavar="[PROMPT]", required=False),
     ):
-        with_prompt = option(with_prompt)
-    return with_prompt
+        command = option(command)
+    return command
 
 
 def _prompt(text: str | None, files: dict[str, Path | None]) -> PromptArguments:

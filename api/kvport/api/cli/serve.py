@@ -13,12 +13,12 @@ from typing import Final
 
 import rich_click as click
 
+from kvport.api.cli import per_model
 from kvport.api.cli.options import (
-    KV_BITS,
-    KV_GROUP_SIZE,
     POLICY,
     Size,
     home_option,
+    kv_form_options,
 )
 from kvport.api.cli.output import json_option
 from kvport.api.cli.starting import Source, Start, claimed, named
@@ -26,6 +26,7 @@ from kvport.manifest.limits import BLOCK_TOKENS
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.errors import SettingError
+from kvport.snapshot.state.kv_form import KvForm
 
 CHUNK: Final = 512
 STRIDE: Final = 4096
@@ -108,6 +109,33 @@ class Cap(Size):
     help="Tokens between restore points of a prompt; a multiple of the chunk.",
 )
 @click.option(
+    "--points",
+    "point_values",
+    metavar="[MODEL:]KEY=N,...",
+    multiple=True,
+    help="Restore points, for all models or one (repeatable): `stride` as above, and"
+    " what stays of a conversation: stride points within the `newest` tokens, before"
+    " that those at multiples of `every`; the last `forks`, `prompts` and `replies`. By"
+    " default newest=32768,every=16384,forks=2,prompts=1,replies=1.",
+)
+@click.option(
+    "--draft",
+    "draft_values",
+    metavar="[MODEL:]lookup|DIR|off",
+    multiple=True,
+    help="Guess the next tokens and verify several at once, for all models or one"
+    " (repeatable): `lookup` finds guesses in the text itself, a directory holds a"
+    " smaller model of the same vocabulary. One reply at a time is drafted, beside the"
+    " others.",
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Guesses that are verified at once, at most.",
+)
+@click.option(
     "--block-size",
     type=click.IntRange(1, BLOCK_TOKENS),
     default=BLOCK_SIZE,
@@ -128,8 +156,7 @@ class Cap(Size):
     hidden=True,
     help="End when standard input does, as when the process that started this dies.",
 )
-@KV_BITS
-@KV_GROUP_SIZE
+@kv_form_options
 @json_option
 def serve(
     *,
@@ -142,11 +169,13 @@ def serve(
     policy: str,
     chunk: int,
     stride: int,
+    point_values: tuple[str, ...],
+    draft_values: tuple[str, ...],
+    draft_tokens: int,
     block_size: int,
     no_cache: bool,
     live_memory: int | None,
-    kv_bits: str | None,
-    kv_group_size: str,
+    kv_form: KvForm | None,
     exit_with_stdin: bool,
     as_json: bool,
 ) -> None:
@@ -166,6 +195,9 @@ def serve(
         )
     sources = [named(model) for model in models]
     _check_names(sources)
+    names = [source.name for source in sources]
+    points = per_model.points(point_values, names, stride=stride, chunk=chunk)
+    drafts = per_model.drafts(draft_values, names, draft_tokens)
     if exit_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     start = Start(
@@ -177,12 +209,12 @@ def serve(
         port=port,
         policy=Policy(policy),
         chunk=chunk,
-        stride=stride,
+        points=points,
+        drafts=drafts,
         block_size=block_size,
         cache_enabled=not no_cache,
         live_bytes=live_memory,
-        kv_bits=int(kv_bits) if kv_bits else None,
-        kv_group_size=int(kv_group_size),
+        kv_form=kv_form,
         as_json=as_json,
     )
     with claimed(home) as claim:

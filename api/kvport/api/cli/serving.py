@@ -3,6 +3,7 @@
 import contextlib
 import logging
 
+import attrs
 import rich_click as click
 
 from kvport.api.cli.errors import naming
@@ -12,7 +13,7 @@ from kvport.api.cli.starting import Claim, Start
 from kvport.api.server import claim_socket
 from kvport.api.server import serve as serve_node
 from kvport.snapshot.engine.models import locate
-from kvport.snapshot.engine.runner import Tuning
+from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import (
     CacheInUseError,
     ForeignRootError,
@@ -20,7 +21,6 @@ from kvport.snapshot.errors import (
     MissingRootError,
 )
 from kvport.snapshot.node import Node, NodeSettings
-from kvport.snapshot.state.probe import Quantisation
 
 
 def run(start: Start, claim: Claim) -> None:
@@ -41,9 +41,25 @@ def run(start: Start, claim: Claim) -> None:
         node = _opened(start)
         undo.callback(node.close)
         for directory, name in located:
-            node.load_model(str(directory), name)
+            node.load_model(str(directory), name, _tuning(start, name))
         undo.pop_all()
     serve_node(node, listening, ready=lambda url: _ready(start, node, url))
+
+
+def _tuning(start: Start, name: str | None = None) -> Tuning:
+    """The scheduler's settings, for one model."""
+    tuning = Tuning(
+        chunk=start.chunk, live_bytes=start.live_bytes, kv_form=start.kv_form
+    )
+    if name is None:
+        return tuning
+    points = start.points[name]
+    return attrs.evolve(
+        tuning,
+        stride=points.stride,
+        retention=points.retention,
+        draft=start.drafts[name],
+    )
 
 
 def _opened(start: Start) -> Node:
@@ -54,14 +70,7 @@ def _opened(start: Start) -> Node:
         cap_bytes=start.cap_bytes,
         block_size=start.block_size,
         policy=start.policy,
-        tuning=Tuning(
-            chunk=start.chunk,
-            stride=start.stride,
-            live_bytes=start.live_bytes,
-            kv_quantisation=Quantisation(start.kv_bits, start.kv_group_size)
-            if start.kv_bits
-            else None,
-        ),
+        tuning=_tuning(start),
         cache_enabled=start.cache_enabled,
     )
     try:

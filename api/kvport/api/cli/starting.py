@@ -8,15 +8,18 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 import rich_click as click
 
+from kvport.api.cli.per_model import PointSettings
+from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.errors import HomeInUseError, ModelLoadError
+from kvport.snapshot.state.kv_form import KvForm
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _PATIENCE: Final = (0.05, 0.1, 0.2, 0.4, None)
@@ -43,12 +46,14 @@ class Start:
     port: int
     policy: Policy
     chunk: int
-    stride: int
+    points: Mapping[str, PointSettings]
+    """By the name of the model."""
+    drafts: Mapping[str, DraftSource | None]
+    """By the name of the model."""
     block_size: int
     cache_enabled: bool
     live_bytes: int | None
-    kv_bits: int | None
-    kv_group_size: int
+    kv_form: KvForm | None
     as_json: bool
 
 

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from kvport.api.arguments import PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.errors import LocalFileError, naming
 from kvport.api.cli.options import FILE, Server, model_option, server_options
@@ -30,10 +31,8 @@ from kvport.api.cli.output import (
     stderr,
 )
 from kvport.api.cli.prompts import prompt_options
-from kvport.api.client import Client, PromptArguments
 from kvport.api.files import Progress
 from kvport.api.problems import ProblemError
-from kvport.api.results import ExportInfo
 
 _STANDARD: Final = Path("-")
 
@@ -53,6 +52,11 @@ _STANDARD: Final = Path("-")
     metavar="N",
     help="Write nothing unless the state of N tokens of the prompt, or more, is here.",
 )
+@click.option(
+    "--compress",
+    is_flag=True,
+    help="Make the file smaller, without loss; the server takes longer to write it.",
+)
 @model_option
 @server_options
 @json_option
@@ -61,6 +65,7 @@ def export(
     prompt: PromptArguments,
     output: Path,
     min_tokens: int | None,
+    compress: bool,
     model: str | None,
     server: Server,
     as_json: bool,
@@ -73,9 +78,16 @@ def export(
     """
     if output == _STANDARD and as_json:
         raise click.UsageError("--json and the file cannot both go to standard output.")
-    with connected(server) as client:
+    with connected(server) as client, _writing(output) as (to, progress):
         name = chosen(client, model)
-        info = _write(client, name, output, min_tokens, prompt)
+        info = client.export(
+            name,
+            to,
+            min_tokens=min_tokens,
+            compress=compress,
+            progress=progress,
+            **prompt,
+        )
     if as_json:
         print_json(attrs.asdict(info) | {"model": name, "file": str(output)})
         return
@@ -93,26 +105,18 @@ def export(
         say("The rest was never computed here: complete the prompt first to carry it.")
 
 
-def _write(
-    client: Client,
-    model: str,
-    output: Path,
-    min_tokens: int | None,
-    prompt: PromptArguments,
-) -> ExportInfo:
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[tuple[Path | BinaryIO, Progress | None]]:
+    """Where an artifact goes, and who is told how much of it went there."""
     to_stdout = output == _STANDARD
     if not to_stdout and (output.is_dir() or not output.parent.is_dir()):
         reason = "is a directory" if output.is_dir() else "no such directory"
         raise LocalFileError(f"{output}: {reason}")
     try:
         with _progress("export") as progress:
-            to = sys.stdout.buffer if to_stdout else output
-            info = client.export(
-                model, to, progress=progress, min_tokens=min_tokens, **prompt
-            )
+            yield sys.stdout.buffer if to_stdout else output, progress
             # Here, where a failure is still told.
             sys.stdout.flush()
-            return info
     except BrokenPipeError:
         raise
     except OSError as error:

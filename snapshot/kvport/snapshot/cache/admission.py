@@ -105,10 +105,9 @@ class Admission:
     def _bound(
         self, ns: int, nodes: Sequence[NodeRecord], absent: Sequence[BlobRef]
     ) -> int:
-        """Bytes that may be needed; a node that is present is changed at most."""
+        """Bytes that may be needed; a node that is whole is changed at most."""
         rows = sum(
-            NODE_BYTES if self._index.find(ns, node.id) is None else BLOCK
-            for node in nodes
+            BLOCK if self._index.is_whole(ns, node) else NODE_BYTES for node in nodes
         )
         return rows + sum(allocation_bound(ref.size) for ref in absent)
 

@@ -48,8 +48,9 @@ from kvport.snapshot.cache.records import (
     Removed,
     Selection,
 )
+from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.cache.root import Claim, claim
-from kvport.snapshot.cache.stats import CacheStats, Counters, namespace_stats
+from kvport.snapshot.cache.stats import CacheStats, Counters, cache_stats
 from kvport.snapshot.cache.store import Store
 from kvport.snapshot.cache.sweep import INDEX_NAME, open_index, sweep
 from kvport.snapshot.cache.writer import Writer
@@ -285,15 +286,23 @@ class Cache:
 
     # Storing.
 
-    def chain(self, ns: Namespace, tip: NodeId, owner: str) -> Chain:
-        """Begin a path below `tip`, which is leased from now on.
+    def chain(
+        self,
+        ns: Namespace,
+        tip: NodeId,
+        owner: str,
+        retention: Retention | None = None,
+    ) -> Chain:
+        """Begin a path below `tip`, which is leased until it has ended.
+
+        Then the path is pruned by `retention`; None keeps all of it.
 
         Raises:
             GoneError: it was removed.
         """
         with self._index.lock:
             row = self._index.namespace_row(ns.id)
-            lease = self._evictor.leases.acquire(row, tip, owner)
+            lease = self._evictor.leases.acquire(row, tip, owner, reading=False)
             end = self._index.end_of(row, tip)
         return Chain(
             put=self._writer.put,
@@ -302,6 +311,7 @@ class Cache:
             ns=row,
             lease=lease,
             end=end,
+            retention=retention,
         )
 
     def flush(self) -> None:
@@ -373,18 +383,8 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """All numbers, as of now."""
-        counters = self._counters
-        with self._index.lock:
-            return CacheStats(
-                account=self._account.numbers,
-                namespaces=namespace_stats(self._index),
-                leases=len(self._evictor.leases),
-                removed=dict(counters.removed),
-                damaged=counters.damaged,
-                written=dict(counters.written),
-                skipped=dict(counters.skipped),
-                index_resets=counters.index_resets,
-            )
+        leases = self._evictor.leases
+        return cache_stats(self._index, self._account, leases, self._counters)
 
     def _add(self, namespace: Namespace) -> None:
         self._files.make_directory(self._files.namespace(namespace.id))

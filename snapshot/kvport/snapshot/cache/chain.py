@@ -9,12 +9,16 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
+import structlog
 
 from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.snapshot.cache.leases import Lease
 from kvport.snapshot.cache.records import Namespace, NewSegment
+from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.cache.stats import Counters, SkipReason
+
+_log = structlog.get_logger(__name__)
 
 
 @attrs.frozen(eq=False)
@@ -32,6 +36,7 @@ class Chain:
     Attributes:
         namespace: where it is stored.
         ns: the namespace's row.
+        retention: what is kept of the path once the chain has ended; None for all.
         lease: holds the tip, from the first segment to the end of the chain.
         tip: last node that is durable and visible.
         head: last node that the writer has seen; its own.
@@ -47,9 +52,11 @@ class Chain:
         ns: int,
         lease: Lease,
         end: int,
+        retention: Retention | None,
     ) -> None:
         self.namespace: Final = namespace
         self.ns: Final = ns
+        self.retention: Final = retention
         self.lease: Final = lease
         self.tip: NodeId = lease.tip
         self.head: NodeId = lease.tip
@@ -73,9 +80,9 @@ class Chain:
             raise ValueError("a segment must carry the tokens of its rows")
         self._end = segment.end
         if self.broken is not None:
-            self.skip(SkipReason(self.broken))
+            self.skip(SkipReason(self.broken), segment.start)
         elif not self._put(Item(self, segment, segment.nbytes)):
-            self.skip(SkipReason.CLOSED)
+            self.skip(SkipReason.CLOSED, segment.start)
 
     def close(self) -> None:
         """End the chain: its lease ends once all that was appended is stored."""
@@ -84,7 +91,9 @@ class Chain:
             if not self._put(Item(self, None, 0)):
                 self.lease.release()
 
-    def skip(self, reason: SkipReason) -> None:
-        """Count a segment that is not stored; break the chain if it is whole."""
-        self.broken = self.broken or reason.value
+    def skip(self, reason: SkipReason, start: int) -> None:
+        """Count a segment that is not stored; break the chain there if it is whole."""
+        if self.broken is None:
+            _log.warning("cache_chain_broken", start=start, reason=reason.value)
+            self.broken = reason.value
         self._counters.add_skipped(reason)

@@ -1,8 +1,8 @@
-"""Removal: of the least recently used leaves to make room, and of what is damaged.
+"""Removal: of the oldest leaves to make room, of what is damaged, or not kept.
 
-In: bytes that are needed, or nodes that must go. Out: room on the account, files
-unlinked, and `on_removed` told. Files go in an order that a crash cannot harm: rows
-away and files doomed in one commit, unlinked, doomed rows away.
+In: bytes that are needed, nodes that must go, blobs that nodes lose. Out: room on the
+account, files unlinked, and `on_removed` told. Files go in an order that a crash cannot
+harm: rows away and files doomed in one commit, unlinked, doomed rows away.
 
 On a full volume the index cannot grow for the commit. Then the ballast goes first, then
 the removal is cut, and in the end files go before their rows: after a crash these nodes
@@ -10,6 +10,7 @@ count as missing, and the next start finishes what was begun.
 """
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,12 +18,14 @@ from typing import Final, TypeVar
 
 import structlog
 
+from kvport.manifest.layout import BlobClass
 from kvport.snapshot.cache.account import Account, Reservation, allocation_bound
 from kvport.snapshot.cache.ballast import Ballast
 from kvport.snapshot.cache.files import Files, is_directory, remove_tree, storage_io
 from kvport.snapshot.cache.index import ROOT_ROW, FileRow, GoneNode, Index
 from kvport.snapshot.cache.leases import Leases
 from kvport.snapshot.cache.oldest import oldest
+from kvport.snapshot.cache.pruning import Pruning
 from kvport.snapshot.cache.records import RemovalReason, Removed
 from kvport.snapshot.cache.stats import Counters
 from kvport.snapshot.errors import CapacityError, DiskFullError, StorageError
@@ -95,6 +98,28 @@ class Evictor:
                 gone = self._commit(nodes[: self._index.rows_per_removal])
                 self._finish(gone, reason)
                 nodes = nodes[len(gone) :]
+
+    def prune(self, plan: Callable[[], Pruning]) -> None:
+        """Drop what a plan names, in one commit as a rule, until it names no more.
+
+        Args:
+            plan: made with the index's lock held, so that no lease comes in between.
+
+        Raises:
+            DiskFullError: the index cannot grow for it, even with the ballast's room.
+            StorageError: the index could not be written.
+        """
+        with self.changes:
+            while True:
+                with self._index.lock:
+                    if not (pruning := plan()):
+                        return
+                    gone, lost = self.relieved(
+                        functools.partial(self._commit_pruning, pruning)
+                    )
+                for blob_class, nbytes in lost:
+                    self._counters.add_pruned(blob_class, nbytes)
+                self._finish(gone, RemovalReason.SUPERSEDED)
 
     def ensure_directory(self, namespace_id: str, ns: int) -> None:
         """Make a namespace's directory again, and forget what was in it.
@@ -248,6 +273,20 @@ class Evictor:
 
     # Removal.
 
+    def _commit_pruning(
+        self, pruning: Pruning
+    ) -> tuple[list[GoneNode], list[tuple[BlobClass, int]]]:
+        limit = self._index.rows_per_removal
+        nodes = pruning.nodes[:limit]
+        with self._index.transaction():
+            gone = self._index.remove(nodes)
+            lost = [
+                blob
+                for drop in pruning.drops[: limit - len(nodes)]
+                for blob in self._index.drop(drop.n, drop.classes, drop.kinds)
+            ]
+        return gone, lost
+
     def _finish(self, gone: Sequence[GoneNode], reason: RemovalReason) -> None:
         try:
             self.unlink_doomed()
@@ -255,6 +294,8 @@ class Evictor:
             self._tell(gone, reason)
 
     def _tell(self, gone: Sequence[GoneNode], reason: RemovalReason) -> None:
+        if not gone:
+            return
         self._counters.add_removed(reason, len(gone))
         told = [Removed(node.namespace, node.key, node.end, reason) for node in gone]
         try:

@@ -26,17 +26,12 @@ from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.snapshot.cache.account import Account
 from kvport.snapshot.cache.database import Database
 from kvport.snapshot.cache.records import BlobRef, Namespace, NodeRecord
+from kvport.snapshot.cache.schema import kind_bits, kinds_of
 from kvport.snapshot.errors import GoneError
 
 ROOT_ROW: Final = 0
 """`parent` of nodes that start at token 0."""
 
-_KIND_BITS: Final = {
-    PointKind.STRIDE: 1,
-    PointKind.FORK: 2,
-    PointKind.PROMPT: 4,
-    PointKind.REPLY: 8,
-}
 _UP: Final = """
 WITH RECURSIVE up(n, depth) AS (
     SELECT :tip, 0 UNION ALL
@@ -119,6 +114,15 @@ class Index(Database):
         rows = self.all("SELECT n FROM node WHERE ns = ? AND id = ?", (ns, node))
         return rows[0][0] if rows else None
 
+    def is_whole(self, ns: int, node: NodeRecord) -> bool:
+        """Whether a node is stored, with all blobs of this record."""
+        ((count,),) = self.all(
+            "SELECT count(*) FROM blob"
+            " WHERE node = (SELECT n FROM node WHERE ns = ? AND id = ?)",
+            (ns, node.id),
+        )
+        return bool(count == len(node.blobs) and self.find(ns, node.id) is not None)
+
     def end_of(self, ns: int, node: NodeId) -> int:
         """Position after a node's last row; 0 for the root.
 
@@ -168,7 +172,7 @@ class Index(Database):
                         key=Key(key),
                         tokens=tokens,
                         blobs=tuple(held[c] for c in BlobClass if c in held),
-                        kinds=frozenset(k for k, b in _KIND_BITS.items() if kinds & b),
+                        kinds=kinds_of(kinds),
                         attestations=tuple(claims.get(n, ())),
                     )
                 )
@@ -177,7 +181,8 @@ class Index(Database):
     def add_node(self, ns: int, node: NodeRecord) -> bool:
         """Insert a node, or merge kinds and attestations into the one there is.
 
-        Its parent and its files must have rows. True if it is new.
+        Blobs that it was stored with, and has lost since, are its own again. Its parent
+        and its files must have rows. True if it is new.
 
         Raises:
             GoneError: the parent was removed.
@@ -185,7 +190,7 @@ class Index(Database):
         parent = self.find(ns, node.parent)
         if parent is None:
             raise GoneError("the segment before was removed")
-        kinds = sum(_KIND_BITS[kind] for kind in node.kinds)
+        kinds = kind_bits(node.kinds)
         n = self.find(ns, node.id)
         new = n is None
         if n is None:
@@ -195,17 +200,17 @@ class Index(Database):
                 (ns, node.id, parent, node.start, node.end, node.key,
                  first_token(node.tokens), kinds, self.next_used(), node.tokens),
             )  # fmt: skip
-            for blob in node.blobs:
-                self.all(
-                    "INSERT INTO blob SELECT ?, ?, n FROM file"
-                    " WHERE ns = ? AND digest = ?",
-                    (n, blob.blob_class.value, ns, blob.digest),
-                )
             self.all("UPDATE node SET children = children + 1 WHERE n = ?", (parent,))
         else:
             self.all(
                 "UPDATE node SET kinds = kinds | ?, used = ? WHERE n = ?",
                 (kinds, self.next_used(), n),
+            )
+        for blob in node.blobs:
+            self.all(
+                "INSERT OR IGNORE INTO blob SELECT ?, ?, n FROM file"
+                " WHERE ns = ? AND digest = ?",
+                (n, blob.blob_class.value, ns, blob.digest),
             )
         for claim in node.attestations:
             self.all(
@@ -251,6 +256,13 @@ class Index(Database):
             (ns, digest),
         )
         return [n for (n,) in rows]
+
+    def rows(self, nodes: Sequence[int]) -> list[tuple[int, int]]:
+        """Positions [start, end) of nodes."""
+        return self.all(
+            'SELECT start, "end" FROM node WHERE n IN (SELECT value FROM json_each(?))',
+            (json.dumps(list(nodes)),),
+        )
 
     def doomed(self) -> list[FileRow]:
         """Files that lost their last node, not yet unlinked."""
@@ -316,16 +328,37 @@ class Index(Database):
         )
         for statement in _DELETE_NODES:
             self.all(statement, these)
-        self.all(
-            "UPDATE file SET live = 0 WHERE n IN (SELECT value FROM json_each(?))"
-            " AND NOT EXISTS (SELECT 1 FROM blob WHERE blob.file = file.n)",
-            (json.dumps([n for (n,) in files]),),
-        )
+        self._doom([n for (n,) in files])
         for n in nodes:
             self.forget_touch(n)
         return gone
 
+    def drop(
+        self, n: int, classes: Iterable[BlobClass], kinds: Iterable[PointKind]
+    ) -> list[tuple[BlobClass, int]]:
+        """Take blobs from a node that stays, leave it these kinds; doom the files.
+
+        To be called in a transaction. Answers class and size of what it lost.
+        """
+        lost = self.all(
+            "SELECT class, size, file.n FROM blob JOIN file ON file.n = blob.file"
+            " WHERE node = ? AND class IN (SELECT value FROM json_each(?))",
+            (n, json.dumps(list(classes))),
+        )
+        for blob_class, _, _ in lost:
+            self.all("DELETE FROM blob WHERE node = ? AND class = ?", (n, blob_class))
+        self.all("UPDATE node SET kinds = ? WHERE n = ?", (kind_bits(kinds), n))
+        self._doom([file for _, _, file in lost])
+        return [(BlobClass(blob_class), size) for blob_class, size, _ in lost]
+
     # Internals.
+
+    def _doom(self, files: Sequence[int]) -> None:
+        self.all(
+            "UPDATE file SET live = 0 WHERE n IN (SELECT value FROM json_each(?))"
+            " AND NOT EXISTS (SELECT 1 FROM blob WHERE blob.file = file.n)",
+            (json.dumps(files),),
+        )
 
     def numerics_row(self, numerics: Numerics) -> int | None:
         """Row number of these numerics, None if nothing was ever attested with them."""

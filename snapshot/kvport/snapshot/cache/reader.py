@@ -6,6 +6,7 @@ miss, not a state to live with.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from io import FileIO
 from typing import Final
@@ -56,16 +57,26 @@ class Reader:
         """Remove what owns the blob.
 
         Raises:
-            GoneError: the blob was removed by design.
+            GoneError: the blob was removed by design, before or while it was read.
             StorageError: the removal could not be stored.
         """
         row = self._index.namespace_row(ns.id)
         with self._evictor.changes:
             if self._index.file_size(row, ref.digest) is None:
                 raise GoneError("the blob was removed")
+            path = self._files.blob(ns.id, ref.digest)
+            if reason is RemovalReason.MISSING and os.path.lexists(path):
+                raise GoneError("the blob was removed, and stored again")
             self._counters.add_damaged()
-            _log.warning("cache_blob_lost", reason=reason.value, size=ref.size)
             owners = self._index.owners(row, ref.digest)
+            # Which rows a path lost: from there on it is computed again.
+            _log.warning(
+                "cache_blob_lost",
+                reason=reason.value,
+                blob=ref.blob_class.value,
+                size=ref.size,
+                rows=self._index.rows(owners),
+            )
             try:
                 self._evictor.remove(row, owners, reason)
             except DiskFullError as error:

@@ -48,7 +48,8 @@ class NodeRecord:
         end: position after the last.
         key: key(end).
         tokens: encoded ids of [start, end).
-        blobs: in the order kv, window, state; those that there are.
+        blobs: in the order kv, window, state; those that there are. The id names those
+            that it was stored with, of which some may have gone since.
         kinds: why `end` is kept on purpose; empty if it is not.
         attestations: what is claimed about the bytes, at least one statement.
     """
@@ -184,6 +185,7 @@ class RemovalReason(StrEnum):
     EVICTED = "evicted"
     DAMAGED = "damaged"
     MISSING = "missing"
+    SUPERSEDED = "superseded"
 
 
 @attrs.frozen

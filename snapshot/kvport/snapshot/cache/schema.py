@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from kvport.manifest.identity import PointKind
 from kvport.snapshot.cache.account import BLOCK
 from kvport.snapshot.errors import DiskFullError, StorageError
 
@@ -92,8 +93,27 @@ COMMIT;
 """
 
 
+_KIND_BITS: Final = {
+    PointKind.STRIDE: 1,
+    PointKind.FORK: 2,
+    PointKind.PROMPT: 4,
+    PointKind.REPLY: 8,
+}
+"""How `node.kinds` stands for a set of kinds."""
+
+
 class IndexLostError(Exception):
     """The index is missing, corrupt, or of another root; the cache is emptied."""
+
+
+def kind_bits(kinds: Iterable[PointKind]) -> int:
+    """The one number that stands for a set of kinds."""
+    return sum(_KIND_BITS[kind] for kind in kinds)
+
+
+def kinds_of(bits: int) -> frozenset[PointKind]:
+    """The kinds that a number stands for."""
+    return frozenset(kind for kind, bit in _KIND_BITS.items() if bits & bit)
 
 
 def create(path: Path, root_id: str) -> sqlite3.Connection:

@@ -1,12 +1,14 @@
 """Storing a batch: durable before visible, all of it or nothing.
 
-In: items of chains, in order. Out: nodes, and tips that move. The steps: hash and name;
-reserve, evicting if need be; write and flush files under temporary names; rename; flush
-directories; one commit. A segment that does not fit breaks its own chain only; a volume
-that fails breaks all chains of the batch, and nothing of the batch is left. One that is
-full of our own is tried once more after the oldest leaves made room.
+In: items of chains, in order. Out: nodes, and tips that move; where a chain ends, its
+path is pruned by its retention. The steps: hash and name; reserve, evicting if need be;
+write and flush files under temporary names; rename; flush directories; one commit. A
+segment that does not fit breaks its own chain only; a volume that fails breaks all
+chains of the batch, and nothing of the batch is left. One that is full of our own is
+tried once more after the oldest leaves made room.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -33,7 +35,9 @@ from kvport.snapshot.cache.files import (
     sync_directories,
 )
 from kvport.snapshot.cache.index import Index
+from kvport.snapshot.cache.pruning import prunable
 from kvport.snapshot.cache.records import BlobRef, Bytes, NewSegment, NodeRecord, nbytes
+from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.cache.stats import Counters, SkipReason
 from kvport.snapshot.errors import (
     CapacityError,
@@ -94,7 +98,8 @@ class Store:
         ready = [
             self._prepare(item.chain, item.segment)
             for item in batch
-            if item.segment is not None and not _skip_if_broken(item.chain)
+            if item.segment is not None
+            and not _skip_if_broken(item.chain, item.segment)
         ]
         try:
             with self._evictor.changes:
@@ -105,13 +110,38 @@ class Store:
             reason = _REASONS[type(error)]
             _log.warning("cache_store_failed", reason=reason.value)
             for one in ready:
-                one.chain.skip(reason)
+                one.chain.skip(reason, one.node.start)
         finally:
             for one in ready:
                 one.reservation.release()
             for item in batch:
                 if item.segment is None:
                     item.chain.lease.release()
+        for item in batch:
+            if item.segment is None and item.chain.retention is not None:
+                self._retain(item.chain, item.chain.retention)
+
+    def _retain(self, chain: Chain, retention: Retention) -> None:
+        """Prune the path of a chain that has ended; it stays whole if that fails."""
+        layout = chain.namespace.layout
+        if layout.full_only:
+            return
+        plan = functools.partial(
+            prunable,
+            self._index,
+            self._evictor.leases,
+            ns=chain.ns,
+            layout=layout,
+            tip=chain.tip,
+            retention=retention,
+        )
+        try:
+            with self._evictor.changes:
+                self._evictor.prune(plan)
+                self._evictor.renew_ballast()
+        except (StorageError, DiskFullError) as error:
+            self._counters.add_failed_pruning()
+            _log.warning("cache_pruning_failed", reason=error.code)
 
     def _prepare(self, chain: Chain, segment: NewSegment) -> _Ready:
         refs: list[BlobRef] = []
@@ -148,7 +178,12 @@ class Store:
             with storage_io():
                 self._write(ready)
             with self._index.transaction():
-                replaced = sum(self._insert(one) for one in ready)
+                replaced = sum(map(self._add_files, ready))
+                new = [
+                    one.node
+                    for one in ready
+                    if self._index.add_node(one.chain.ns, one.node)
+                ]
         except BaseException:
             self._undo(ready)
             raise
@@ -157,6 +192,7 @@ class Store:
             for ref, file in one.written:
                 one.reservation.spend(file.alloc)
                 self._counters.add_written(ref.blob_class, ref.size)
+        self._counters.add_captured(sum(node.end - node.start for node in new))
         for chain, tip in {one.chain: one.node.id for one in ready}.items():
             chain.lease.move(tip)
             chain.tip = tip
@@ -190,7 +226,7 @@ class Store:
                     known.add((chain.ns, one.node.id))
                 else:
                     one.reservation.release()
-                    chain.skip(reason)
+                    chain.skip(reason, one.node.start)
             ready = kept
         return list(ready)
 
@@ -225,15 +261,12 @@ class Store:
             publish(file.temporary, file.final)
         sync_directories(file.final.parent for file in files)
 
-    def _insert(self, one: _Ready) -> int:
+    def _add_files(self, one: _Ready) -> int:
         """Make rows; returns the bytes of doomed files that were written over."""
-        ns = one.chain.ns
-        replaced = sum(
-            self._index.add_file(ns, ref.digest, ref.size, file.alloc)
+        return sum(
+            self._index.add_file(one.chain.ns, ref.digest, ref.size, file.alloc)
             for ref, file in one.written
         )
-        self._index.add_node(ns, one.node)
-        return replaced
 
     def _undo(self, ready: Sequence[_Ready]) -> None:
         for _, file in (written for one in ready for written in one.written):
@@ -249,10 +282,10 @@ class Store:
             one.written.clear()
 
 
-def _skip_if_broken(chain: Chain) -> bool:
+def _skip_if_broken(chain: Chain, segment: NewSegment) -> bool:
     if chain.broken is None:
         return False
-    chain.skip(SkipReason(chain.broken))
+    chain.skip(SkipReason(chain.broken), segment.start)
     return True
 
 

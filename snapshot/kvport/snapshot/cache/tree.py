@@ -1,7 +1,8 @@
 """The walk down the tree: which stored path restores the most of these tokens.
 
 In: encoded tokens and a `Selection`. Out: the row of the path's last node and the
-position. All variants are followed; every node that fits the tokens is visited once.
+position. All variants are followed; every node that fits the tokens is visited once. A
+node may have lost blobs that no point needed: what is left decides.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Final
 
 import attrs
 
+from kvport.manifest.coverage import WindowCoverage
 from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import TOKEN_SIZE
@@ -18,6 +20,7 @@ from kvport.snapshot.cache.records import Selection
 _CHILDREN: Final = """
 SELECT n, id, tokens, used,
     EXISTS (SELECT 1 FROM blob WHERE node = node.n AND class = 'state'),
+    EXISTS (SELECT 1 FROM blob WHERE node = node.n AND class = 'window'),
     EXISTS (SELECT 1 FROM attest WHERE node = node.n AND lineage = 'cold'),
     EXISTS (SELECT 1 FROM attest WHERE node = node.n AND origins = :local),
     EXISTS (SELECT 1 FROM attest WHERE node = node.n AND lineage = 'cold'
@@ -38,6 +41,8 @@ class _Visit:
     """Tokens of the prefix that are stored up to here: `end` if all of the node's."""
     used: int
     has_state: bool
+    covered_from: int
+    """Window rows are stored from this position up to `end`, without a gap."""
     cold: bool
     local: bool
     exact: bool
@@ -58,19 +63,20 @@ def best(
     index: Index, ns: int, layout: StateLayout, tokens: bytes, selection: Selection
 ) -> Found | None:
     """The restore point that the selection prefers, None if it allows none."""
-    visits = _walk(index, ns, tokens, selection)
-    found = (_restore_point(visit, layout, selection) for visit in visits)
+    need = WindowCoverage.of(layout)
+    visits = _walk(index, ns, tokens, selection, need)
+    found = (_restore_point(visit, layout, selection, need) for visit in visits)
     return max((f for f in found if f is not None), default=None)
 
 
 def longest(index: Index, ns: int, tokens: bytes, selection: Selection) -> int:
     """Tokens that are stored, whether or not they can be restored."""
-    visits = _walk(index, ns, tokens, selection)
+    visits = _walk(index, ns, tokens, selection, WindowCoverage(window=0))
     return max((visit.common for visit in visits), default=0)
 
 
 def _restore_point(
-    visit: _Visit, layout: StateLayout, selection: Selection
+    visit: _Visit, layout: StateLayout, selection: Selection, need: WindowCoverage
 ) -> Found | None:
     if layout.full_only:
         position = min(visit.common, selection.limit)
@@ -80,6 +86,8 @@ def _restore_point(
         position = visit.end if visit.common == visit.end else 0
         if layout.has(BlobClass.STATE) and not visit.has_state:
             return None
+        if not need.is_met(visit.covered_from, visit.end):
+            return None
         if selection.exact is not None and position % selection.exact.chunk:
             return None
     if not visit.start < position <= selection.limit:
@@ -88,18 +96,18 @@ def _restore_point(
 
 
 def _walk(
-    index: Index, ns: int, tokens: bytes, selection: Selection
+    index: Index, ns: int, tokens: bytes, selection: Selection, need: WindowCoverage
 ) -> Iterator[_Visit]:
     exact = selection.exact
     numerics = None if exact is None else index.numerics_row(exact.numerics)
     asked = min(selection.limit, len(tokens) // TOKEN_SIZE)
-    stack = [(ROOT_ROW, 0)]
+    stack = [(ROOT_ROW, 0, 0)]
     while stack:
-        parent, start = stack.pop()
+        parent, start, above = stack.pop()
         if start >= asked:
             continue
         offset = start * TOKEN_SIZE
-        for n, node, stored, used, has_state, cold, local, is_exact in index.all(
+        for n, node, stored, used, state, window, cold, local, is_exact in index.all(
             _CHILDREN,
             {
                 "ns": ns,
@@ -113,21 +121,23 @@ def _walk(
                 continue
             if exact is not None and not is_exact:
                 continue
+            end = start + len(stored) // TOKEN_SIZE
             visit = _Visit(
                 n=n,
                 id=node,
                 start=start,
-                end=start + len(stored) // TOKEN_SIZE,
+                end=end,
                 common=start + _common_tokens(stored, tokens, offset),
                 used=index.recency(n, used),
-                has_state=bool(has_state),
+                has_state=bool(state),
+                covered_from=need.covered_from(above, start, end, present=bool(window)),
                 cold=bool(cold),
                 local=bool(local),
                 exact=bool(is_exact),
             )
             yield visit
             if visit.common == visit.end:
-                stack.append((n, visit.end))
+                stack.append((n, end, visit.covered_from))
 
 
 def _common_tokens(stored: bytes, tokens: bytes, offset: int) -> int:

@@ -96,7 +96,7 @@ class Writer:
             _log.error("cache_writer_defect", error=kind, where=where)
             for item in batch:
                 if item.segment is not None:
-                    item.chain.skip(SkipReason.INTERNAL)
+                    item.chain.skip(SkipReason.INTERNAL, item.segment.start)
         with self._changed:
             self._nbytes -= sum(item.nbytes for item in batch)
             self._done_count += len(batch)

@@ -33,13 +33,15 @@ class Footprint:
 def footprint(layout: StateLayout, chunk: int) -> Footprint:
     """The footprint of a model's sequences.
 
-    A rotating cache holds up to window - 1 + chunk rows while it prefills.
+    A rotating cache holds up to window - 1 + chunk rows while it prefills, and capture
+    another window, until it is known whether a point needs it.
     """
     per_row = fixed = 0
     if layout.has(BlobClass.KV):
         per_row = _data(layout, BlobClass.KV, 1)
     if layout.has(BlobClass.WINDOW):
-        fixed += _data(layout, BlobClass.WINDOW, 1) * (layout.max_window + chunk)
+        rows = layout.head + 2 * layout.max_window + chunk
+        fixed += _data(layout, BlobClass.WINDOW, 1) * rows
     if layout.has(BlobClass.STATE):
         fixed += _data(layout, BlobClass.STATE, 1)
     return Footprint(per_row, fixed)

@@ -24,7 +24,7 @@ from kvport.manifest.domains import Domain
 from kvport.manifest.identity import Numerics, StateIdentity
 from kvport.manifest.layout import StateLayout
 from kvport.snapshot.remembered import Remembered
-from kvport.snapshot.state.probe import Quantisation
+from kvport.snapshot.state.kv_form import KvForm
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WEIGHTS: Final = "model*.safetensors"
@@ -73,22 +73,19 @@ def state_identity(
     layout: StateLayout,
     files: FileDigests,
     *,
-    quantisation: Quantisation | None = None,
+    kv_form: KvForm | None = None,
 ) -> StateIdentity:
     """State identity of a model that mlx-lm loaded from `directory`.
 
-    `quantisation` is that of keys and values, if they are quantised.
+    `kv_form` is that of keys and values, if it is not the model's own.
     """
-    kv = "model"
-    if quantisation is not None:
-        kv = f"q{quantisation.bits}g{quantisation.group_size}"
     weights = sorted(directory.glob(_WEIGHTS))
     geometry = [directory / name for name in _GEOMETRY if (directory / name).exists()]
     return StateIdentity(
         model_files=_digest_files(Domain.MODEL_FILES, [*geometry, *weights], files),
         adapters=(),
         quant=_quantisation(config.get("quantization")),
-        kv=kv,
+        kv=kv_form.name if kv_form else "model",
         layout=layout,
         mlx_lm=version("mlx-lm"),
     )

@@ -42,7 +42,7 @@ class Live:
 
 @attrs.frozen
 class Token:
-    """One token of the reply; it is in the cache when this is handed out."""
+    """One token of the reply; `live` finds it in the cache when this is handed out."""
 
     uid: int
     token: int
@@ -61,6 +61,10 @@ class Step:
     prefilled: tuple[int, ...]
     """Sequences whose prompt advanced to a stop."""
     tokens: tuple[Token, ...]
+    drafted: int = 0
+    """Guesses that were verified."""
+    accepted: int = 0
+    """Guesses among `tokens`."""
 
 
 class Batch:

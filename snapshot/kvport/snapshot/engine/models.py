@@ -22,7 +22,8 @@ from kvport.snapshot.engine.local_identity import (
     tokenizer_digest,
 )
 from kvport.snapshot.errors import ModelLoadError, UnsupportedModelError
-from kvport.snapshot.state.probe import Quantisation, probe
+from kvport.snapshot.state.kv_form import KvForm
+from kvport.snapshot.state.probe import probe
 
 _HUB_PATTERNS = [
     "*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja",
@@ -81,7 +82,7 @@ def load_model(
     name: str,
     directory: Path,
     files: FileDigests,
-    quantisation: Quantisation | None = None,
+    kv_form: KvForm | None = None,
 ) -> Model:
     """Load a model from its directory, in the calling thread, and probe it.
 
@@ -89,7 +90,7 @@ def load_model(
         name: what requests will call it.
         directory: its files.
         files: remembered digests.
-        quantisation: of keys and values, if they are to be quantised.
+        kv_form: of keys and values, if it is not to be the model's own.
 
     Raises:
         ModelLoadError: mlx-lm cannot load it.
@@ -101,11 +102,9 @@ def load_model(
         raise ModelLoadError(f"mlx-lm cannot load {name}: {error}") from error
     layout, identity, refusal, alone = None, None, None, None
     try:
-        found = probe(module, quantisation)
+        found = probe(module, kv_form)
         layout, alone = found.layout, found.alone
-        identity = state_identity(
-            directory, config, layout, files, quantisation=quantisation
-        )
+        identity = state_identity(directory, config, layout, files, kv_form=kv_form)
     except UnsupportedModelError as error:
         # What we do not know may not be batched either.
         layout, refusal, alone = None, error.message, error.message

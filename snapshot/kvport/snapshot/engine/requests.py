@@ -48,6 +48,7 @@ class Request:
         within: restrict the lookup to these nodes: the path of one artifact.
         read: whether stored state may be used at all.
         write: whether state is captured.
+        draft: whether its reply may be drafted, where the model has drafting.
     """
 
     tokens: Sequence[int]
@@ -62,6 +63,7 @@ class Request:
     within: frozenset[NodeId] | None = None
     read: bool = True
     write: bool = True
+    draft: bool = True
 
 
 @attrs.frozen

@@ -15,37 +15,31 @@ import structlog
 
 from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import KeyId, Numerics
+from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.engine.batches import open_batch
 from kvport.snapshot.engine.budget import Footprint, default_budget, footprint
-from kvport.snapshot.engine.capture import Recorder, base_of
-from kvport.snapshot.engine.mlx_private import Batch, Token
+from kvport.snapshot.engine.capture import Recorder
+from kvport.snapshot.engine.drafting.drafter import Drafting
+from kvport.snapshot.engine.lanes import Lanes
+from kvport.snapshot.engine.mlx_private import Live, Token
 from kvport.snapshot.engine.models import Model
-from kvport.snapshot.engine.requests import Cancelled, Failed, Policy, Started
-from kvport.snapshot.engine.restore import Prepared, prepare
+from kvport.snapshot.engine.requests import (
+    Cancelled,
+    Failed,
+    Policy,
+    Request,
+    Started,
+)
+from kvport.snapshot.engine.restore import NOTHING, Prepared, Restorer
 from kvport.snapshot.engine.running import Job
 from kvport.snapshot.engine.sampling import make_sampler
-from kvport.snapshot.engine.solo import Solo
 from kvport.snapshot.engine.stops import plan
+from kvport.snapshot.engine.tails import Tail, Tails
+from kvport.snapshot.engine.tuning import Counts, Tuning
 from kvport.snapshot.errors import EngineFailureError
-from kvport.snapshot.state.probe import Quantisation
 
 log = structlog.get_logger(__name__)
-
-
-@attrs.define
-class Counts:
-    """What a model's requests asked, restored and computed, in tokens."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    restored_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    hits: int = 0
-    misses: int = 0
-    failed_captures: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -55,28 +49,6 @@ class Store:
     cache: Cache
     namespace: Namespace
     local: KeyId
-
-
-@attrs.frozen(kw_only=True)
-class Tuning:
-    """Settings of the scheduler.
-
-    Attributes:
-        chunk: tokens that prefill evaluates at once; a multiple of the block size.
-        stride: tokens between `stride` points; a multiple of the chunk.
-        live_bytes: budget of live state per model; None for what memory allows.
-        queue: requests that may wait per model.
-        batch: requests that may be decoded together.
-        kv_quantisation: of keys and values, from token 0 on; None for the model's own
-            representation.
-    """
-
-    chunk: int = 512
-    stride: int = 4096
-    live_bytes: int | None = None
-    queue: int = 64
-    batch: int = 32
-    kv_quantisation: Quantisation | None = None
 
 
 class Runner:
@@ -91,6 +63,7 @@ class Runner:
         numerics: Numerics,
         workers: Executor,
         wake: Callable[[], None],
+        drafting: Drafting | None,
     ) -> None:
         self.model = model
         self.store = store
@@ -99,19 +72,21 @@ class Runner:
         self._numerics = numerics
         self._workers = workers
         self._wake = wake
+        self._drafting = drafting
         self._waiting: deque[Job] = deque()
         self._preparing: tuple[Job, Future[Prepared]] | None = None
         self._active: dict[int, Job] = {}
         self._prefilling: int | None = None
-        self._batch = self._new_batch()
+        self._lanes = self._new_lanes()
+        self._tails = Tails(tuning.reply_idle)
         self._budget: int = tuning.live_bytes or default_budget(model.nbytes)
         self._footprint: Footprint | None = (
             footprint(model.layout, tuning.chunk) if model.layout else None
         )
 
-    def _new_batch(self) -> Batch | Solo:
+    def _new_lanes(self) -> Lanes:
         tuning = self._tuning
-        return open_batch(self.model, tuning.chunk, tuning.kv_quantisation)
+        return Lanes(self.model, tuning.chunk, tuning.kv_form, self._drafting)
 
     def fits(self, job: Job) -> bool:
         """Whether the request could ever be admitted."""
@@ -138,9 +113,9 @@ class Runner:
             self._preparing[0].cancelled = True
         for uid, job in list(self._active.items()):
             if job.ident == ident:
-                live = self._batch.live(uid)
+                live = self._lanes.live(uid)
                 if job.started and live is not None:
-                    with mx.stream(self._batch.stream):
+                    with mx.stream(self._lanes.stream):
                         job.ended(live)
                 self._remove(uid)
                 job.sink(Cancelled())
@@ -148,6 +123,7 @@ class Runner:
     def step(self) -> bool:
         """Do what can be done now; False if there is nothing to do but wait."""
         try:
+            self._tails.store_due(self._is_continued)
             self._insert_prepared()
             self._prepare_next()
             if not self._active:
@@ -168,7 +144,17 @@ class Runner:
             self._insert_prepared()
         for job in jobs:
             self.cancel(job.ident)
-        self._batch.close()
+        self.store_tails()
+        self._lanes.close()
+
+    def store_tails(self) -> None:
+        """Append all that is kept in memory to the cache's queue."""
+        self._tails.store_all()
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds until something is to be done without a new request, or None."""
+        return self._tails.wait
 
     def _prepare_next(self) -> None:
         if self._preparing is not None or self._prefilling is not None:
@@ -176,7 +162,8 @@ class Runner:
         if not self._waiting or not self._admits(self._waiting[0]):
             return
         job = self._waiting.popleft()
-        future = self._workers.submit(self._prepare, job)
+        tail = self._tail_for(job.request)
+        future = self._workers.submit(self._prepare, job, tail)
         future.add_done_callback(lambda _: self._wake())
         self._preparing = (job, future)
 
@@ -191,17 +178,36 @@ class Runner:
         lengths = [j.final_length for j in (*running, job)]
         return self._footprint is None or self._footprint.batch(lengths) <= self._budget
 
-    def _prepare(self, job: Job) -> Prepared:
+    def _tail_for(self, request: Request) -> Tail | None:
+        if request.policy is Policy.EXACT or request.within is not None:
+            return None
+        tokens = encode_tokens(request.tokens)
+        return self._tails.longest(tokens, len(request.tokens) - 1)
+
+    def _is_continued(self, tail: Tail) -> bool:
+        """Whether a prompt that is being computed will supersede a tail."""
+        coming = [job for job in self._active.values() if not job.started]
+        if self._preparing is not None:
+            coming.append(self._preparing[0])
+        return any(
+            job.request.write and tail.superseded_by(encode_tokens(job.request.tokens))
+            for job in coming
+        )
+
+    def _prepare(self, job: Job, tail: Tail | None) -> Prepared:
         if self.store is None:
-            return Prepared(None, None, None)
-        return prepare(
-            self.store.cache,
-            self.store.namespace,
-            job.request,
+            return NOTHING
+        restorer = Restorer(
+            cache=self.store.cache,
+            namespace=self.store.namespace,
+            request=job.request,
             owner=job.ident,
             local=self.store.local,
             numerics=self._numerics,
+            retention=self._tuning.retention,
+            tail=tail,
         )
+        return restorer.prepare()
 
     def _insert_prepared(self) -> None:
         if self._preparing is None or not self._preparing[1].done():
@@ -224,7 +230,7 @@ class Runner:
 
     def _insert(self, job: Job, prepared: Prepared) -> None:
         request, tuning = job.request, self._tuning
-        restored = prepared.match.position if prepared.match else 0
+        restored = prepared.restored
         segments = [request.tokens[restored:]]
         if self.model.layout is not None:
             way = plan(
@@ -241,26 +247,31 @@ class Runner:
                     chain=prepared.chain,
                     prompt=request.tokens,
                     plan=way,
-                    base=base_of(
-                        prepared.match, local=self.store.local, numerics=self._numerics
-                    ),
+                    base=prepared.base,
                     restored=restored,
                     local=self.store.local,
                     numerics=self._numerics,
                     stride=tuning.stride,
+                    fork=request.fork,
+                    waiting=prepared.waiting,
                 )
-        job.uid = self._batch.insert(
+        job.uid = self._lanes.insert(
             segments,
             prefix=request.tokens[:restored],
             caches=prepared.assembly.caches() if prepared.assembly else None,
             max_tokens=request.max_tokens,
             sampler=make_sampler(request.sampling),
             stops=() if request.ignore_eos else self.model.end_tokens,
+            drafted=self._drafts(request),
         )
         self._active[job.uid] = job
         self._prefilling = job.uid
         self._count(job, restored)
         job.sink(Started(restored))
+
+    def _drafts(self, request: Request) -> bool:
+        wanted = request.draft and request.policy is not Policy.EXACT
+        return wanted and self._drafting is not None and self._lanes.drafts
 
     def _count(self, job: Job, restored: int) -> None:
         length = len(job.request.tokens)
@@ -273,24 +284,36 @@ class Runner:
             self.counts.misses += restored == 0
 
     def _advance(self) -> None:
-        with mx.stream(self._batch.stream):
-            step = self._batch.step()
+        with mx.stream(self._lanes.stream):
+            step = self._lanes.step()
+            self.counts.drafted_tokens += step.drafted
+            self.counts.accepted_tokens += step.accepted
             for uid in step.prefilled:
-                live = self._batch.live(uid)
+                live = self._lanes.live(uid)
                 if live is not None:
                     self._active[uid].prefilled(live)
             for token in step.tokens:
-                self._generated(token)
+                # A reply may end within what a drafted step handed out.
+                if (job := self._active.get(token.uid)) is not None:
+                    self._generated(job, token)
 
-    def _generated(self, token: Token) -> None:
-        job = self._active[token.uid]
+    def _generated(self, job: Job, token: Token) -> None:
         if self._prefilling == token.uid:
             self._prefilling = None
-        job.started = True
+        if not job.started:
+            job.started = True
+            if job.recorder is not None:
+                # The prompt is stored, with a point at its end.
+                superseded = self._tails.supersede(job.recorder.tokens)
+                self.counts.superseded_replies += superseded
         self.counts.generated_tokens += 1
-        live = token.last or self._batch.live(token.uid)
-        if live is None:
-            raise EngineFailureError("a running sequence has no caches")
+
+        def live() -> Live:
+            found = token.last or self._lanes.live(token.uid, job.held)
+            if found is None:
+                raise EngineFailureError("a running sequence has no caches")
+            return found
+
         if job.generated(token, live) is not None:
             self._remove(token.uid)
 
@@ -298,15 +321,34 @@ class Runner:
         job = self._active.pop(uid)
         if self._prefilling == uid:
             self._prefilling = None
-        self._batch.remove(uid)
+        self._lanes.remove(uid)
         self.counts.failed_captures += job.capture_failed
-        job.close()
+        if job.recorder is not None:
+            self.counts.stripped_points += job.recorder.stripped_points
+        if (tail := self._tail_of(job)) is not None:
+            self._tails.add(tail)
+        else:
+            job.close()
+
+    def _tail_of(self, job: Job) -> Tail | None:
+        """What an ended job leaves in memory; it takes the job's chain over."""
+        if not job.tail or job.recorder is None or self.store is None:
+            return None
+        return Tail(
+            namespace=self.store.namespace,
+            chain=job.recorder.chain,
+            tokens=job.recorder.tokens,
+            prompt=len(job.request.tokens),
+            fork=job.request.fork,
+            taken=job.tail,
+            origins=job.recorder.origins,
+        )
 
     def _fail_all(self, error: Exception) -> None:
         failure = _failure(error)
         jobs, self._active, self._prefilling = list(self._active.values()), {}, None
-        self._batch.close()
-        self._batch = self._new_batch()
+        self._lanes.close()
+        self._lanes = self._new_lanes()
         for job in jobs:
             job.close()
             job.sink(Failed(failure))

@@ -13,8 +13,14 @@ from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.mlx_private import Live, Token
 from kvport.snapshot.engine.replies import ReplyText
 from kvport.snapshot.engine.requests import Generated, Logprob, Request, Sink
+from kvport.snapshot.engine.taken import Taken
 
 log = structlog.get_logger(__name__)
+
+Tap = Callable[[Live], None]
+"""A view of a request's live caches wherever capture looks at them: at each stop of
+prefill and at the reply's end, in the engine's thread. They change with the next step.
+"""
 
 
 @attrs.define(eq=False)
@@ -25,11 +31,19 @@ class Job:
     request: Request
     sink: Sink
     reply: ReplyText
+    tap: Tap | None = None
     recorder: Recorder | None = None
+    tail: tuple[Taken, ...] = ()
+    """Segments that only the end of the reply needs; not stored yet."""
+    held: int = attrs.field(init=False)
+    """Tokens in the caches once the prompt is: prompt, and reply so far."""
     uid: int | None = None
     started: bool = False
     cancelled: bool = False
     capture_failed: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.held = len(self.request.tokens)
 
     @property
     def final_length(self) -> int:
@@ -39,13 +53,25 @@ class Job:
     def prefilled(self, live: Live) -> None:
         """Prefill came to a stop."""
         self._capture(lambda recorder: recorder.prefilled(live))
+        self._show(live)
 
     def ended(self, live: Live) -> None:
         """The reply ended here, by itself or because it was cancelled."""
-        self._capture(lambda recorder: recorder.finished(live))
 
-    def generated(self, token: Token, live: Live) -> str | None:
-        """A token of the reply: capture, then tell. Returns why the reply ended."""
+        def finish(recorder: Recorder) -> None:
+            self.tail = recorder.finished(live)
+
+        self._capture(finish)
+        self._show(live)
+
+    def generated(self, token: Token, live: Callable[[], Live]) -> str | None:
+        """A token of the reply: capture, then tell. Returns why the reply ended.
+
+        Args:
+            token: the token, in the caches by now.
+            live: gives the caches that hold everything through this token.
+        """
+        self.held += 1
         finish = token.finish
         if finish == "stop":  # an end token is no text
             piece = self.reply.end()
@@ -56,9 +82,10 @@ class Job:
             elif finish is not None:
                 last = self.reply.end()
                 piece = attrs.evolve(last, text=piece.text + last.text)
-        self._capture(lambda recorder: recorder.generated(live, token.token))
+        held = self.held
+        self._capture(lambda recorder: recorder.generated(token.token, held, live))
         if finish is not None:
-            self.ended(live)
+            self.ended(live())
         self.sink(self._event(token, piece.text, finish))
         return finish
 
@@ -78,6 +105,10 @@ class Job:
             log.exception("capture_failed")
             self.capture_failed = True
             self.close()
+
+    def _show(self, live: Live) -> None:
+        if self.tap is not None:
+            self.tap(live)
 
     def _event(self, token: Token, text: str, finish: str | None) -> Generated:
         wanted = self.request.top_logprobs

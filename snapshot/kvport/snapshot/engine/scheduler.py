@@ -18,13 +18,21 @@ import attrs
 import structlog
 
 from kvport.manifest.identity import Numerics
+from kvport.snapshot.engine.drafting.draft_model import DraftModel
+from kvport.snapshot.engine.drafting.drafter import (
+    DrafterFactory,
+    Drafting,
+    DraftSource,
+)
+from kvport.snapshot.engine.drafting.ngram import NgramDrafter
 from kvport.snapshot.engine.local_identity import FileDigests, numerics
 from kvport.snapshot.engine.mlx_private import conformance
 from kvport.snapshot.engine.models import Model, load_model
 from kvport.snapshot.engine.replies import ReplyText
 from kvport.snapshot.engine.requests import Request, Sink
-from kvport.snapshot.engine.runner import Counts, Runner, Store, Tuning
-from kvport.snapshot.engine.running import Job
+from kvport.snapshot.engine.runner import Runner, Store
+from kvport.snapshot.engine.running import Job, Tap
+from kvport.snapshot.engine.tuning import Counts, Tuning
 from kvport.snapshot.errors import (
     BadPromptError,
     EngineStoppedError,
@@ -91,6 +99,7 @@ class Engine:
         directory: Path,
         files: FileDigests,
         store: Callable[[Model], Store | None],
+        tuning: Tuning | None = None,
     ) -> Model:
         """Load a model and make it ready for requests.
 
@@ -99,27 +108,40 @@ class Engine:
             directory: its files.
             files: remembered digests.
             store: gives the place of the model's state once its identity is known.
+            tuning: of this model, with the engine's chunk; None for the engine's.
 
         Raises:
-            ModelLoadError: mlx-lm cannot load it.
+            ModelLoadError: mlx-lm cannot load it, or its draft model.
+            SettingError: its draft model cannot draft for it.
         """
+        own = tuning or self.tuning
 
         def work() -> Model:
-            model = load_model(name, directory, files, self.tuning.kv_quantisation)
+            model = load_model(name, directory, files, own.kv_form)
+            place = store(model)
             self._runners[name] = Runner(
                 model=model,
-                store=store(model),
-                tuning=self.tuning,
+                store=place,
+                tuning=own,
                 numerics=self.numerics,
                 workers=self._workers,
                 wake=lambda: self._inbox.put(_nothing),
+                drafting=_drafting(own.draft, model, place, files),
             )
             return model
 
         return self.call(work)
 
-    def submit(self, name: str, request: Request, sink: Sink) -> Ticket:
+    def submit(
+        self, name: str, request: Request, sink: Sink, tap: Tap | None = None
+    ) -> Ticket:
         """Queue a request; its events go to `sink`, in the engine's thread.
+
+        Args:
+            name: the model.
+            request: what to complete.
+            sink: takes the events.
+            tap: selfcheck's view of the live caches.
 
         Raises:
             UnknownModelError: there is no model of this name.
@@ -136,7 +158,7 @@ class Engine:
             raise BadPromptError("the prompt holds token ids that the model lacks")
         ident = uuid.uuid4().hex
         text = ReplyText(model.tokenizer.detokenizer, request.stop_texts)
-        job = Job(ident, request, sink, text)
+        job = Job(ident, request, sink, text, tap)
         if not runner.fits(job):
             raise PromptTooLargeError("the request is above the budget of live state")
         if runner.full:
@@ -173,18 +195,45 @@ class Engine:
         self._inbox.put(run)
         return future.result()
 
+    def store_tails(self, name: str) -> None:
+        """Have the ends of a model's replies stored that are in memory only.
+
+        Raises:
+            UnknownModelError: there is no model of this name.
+        """
+        self.call(self._runner(name).store_tails)
+
+    def _wait(self) -> float | None:
+        """Seconds until a runner has something to do by itself."""
+        waits = [runner.wait for runner in self._runners.values()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
     def _loop(self) -> None:
         busy = False
         while not self._stopping:
             with contextlib.suppress(queue.Empty):
                 while True:
-                    work = self._inbox.get(block=not busy)
+                    work = self._inbox.get(block=not busy, timeout=self._wait())
                     busy = True
                     _run(work)
             worked = [runner.step() for runner in self._runners.values()]
             busy = any(worked)
         for runner in self._runners.values():
             runner.close()
+
+
+def _drafting(
+    source: DraftSource | None, model: Model, store: Store | None, files: FileDigests
+) -> Drafting | None:
+    """How a model is drafted; one that runs uncached has state we cannot step back."""
+    if source is None or model.layout is None:
+        return None
+    drafter: DrafterFactory = NgramDrafter
+    if source.model is not None:
+        drafter = DraftModel(load_model("draft model", source.model, files), model)
+    if store is None:
+        return Drafting(drafter, draft_tokens=source.tokens)
+    return Drafting(drafter, store.namespace.block_size, source.tokens)
 
 
 def _run(work: Callable[[], None]) -> None:

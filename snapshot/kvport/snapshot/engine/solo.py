@@ -1,8 +1,10 @@
-"""Sequences of models that mlx-lm cannot batch: one at a time, in the order they came.
+"""Sequences that run one at a time, in the order they came; they may be drafted.
 
-The same interface as `mlx_private.Batch`, and the same steps: prefill stops at the end
-of each segment, the prompt's last token is evaluated by itself, and a token is handed
-out once it is in the cache, with the log-probabilities that it was drawn from.
+For models that mlx-lm cannot batch, and for drafting. The same interface as
+`mlx_private.Batch`, and the same steps: prefill stops at the end of each segment, the
+prompt's last token is evaluated by itself, and a token is handed out with the
+log-probabilities that it was drawn from. Without a drafter a step hands out one token,
+and it is in the cache then. With one a step may hand out several: see `sequence`.
 """
 
 from collections import deque
@@ -13,35 +15,41 @@ import attrs
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.mlx_private import Live, Sampler, Step, Token
+from kvport.snapshot.engine.sequence import SoloSequence
 from kvport.snapshot.state.untyped import Cache, Model
 
 
 @attrs.define(eq=False)
-class _Sequence:
+class _Queued:
     uid: int
     segments: deque[Sequence[int]]
-    caches: list[Cache]
-    tokens: list[int]
-    """What the caches hold."""
-    max_tokens: int
-    sampler: Sampler | None
+    sequence: SoloSequence
+    end: int
+    """Tokens, prompt included, at which the reply ends at the latest."""
     stops: frozenset[int]
-    generated: int = 0
-    drawn: tuple[mx.array, mx.array] | None = None
-    """The next token, not in the cache yet, and its log-probabilities."""
+    finished: bool = False
 
 
 class Solo:
-    """One model's sequences; all calls from one thread."""
+    """One model's sequences; all calls from one thread.
+
+    Their uids are negative: never one of a batch's.
+    """
 
     def __init__(
-        self, model: Model, chunk: int, make_caches: Callable[[], list[Cache]]
+        self,
+        model: Model,
+        chunk: int,
+        make_caches: Callable[[], list[Cache]],
+        drafting: Drafting | None = None,
     ) -> None:
         self._model: Final = model
         self._chunk: Final = chunk
         self._make_caches: Final = make_caches
-        self._queue: deque[_Sequence] = deque()
+        self._drafting: Final = drafting
+        self._queue: deque[_Queued] = deque()
         self._count = 0
 
     def insert(
@@ -53,47 +61,85 @@ class Solo:
         max_tokens: int,
         sampler: Sampler | None,
         stops: Sequence[int],
+        drafted: bool = True,
     ) -> int:
-        """Queue a sequence: see `Batch.insert`."""
-        self._count += 1
+        """Queue a sequence: see `Batch.insert`; `drafted` if this one may be.
+
+        Raises:
+            UnsupportedModelError: it is to be drafted, and the model has a cache of a
+                kind that cannot be stepped back.
+        """
+        self._count -= 1
         *before, last = segments
         parts = [*before, last[:-1], last[-1:]]
+        length = len(prefix) + sum(len(segment) for segment in segments)
         self._queue.append(
-            _Sequence(
+            _Queued(
                 uid=self._count,
                 segments=deque(part for part in parts if part),
-                caches=self._make_caches() if caches is None else caches,
-                tokens=list(prefix),
-                max_tokens=max_tokens,
-                sampler=sampler,
+                sequence=SoloSequence(
+                    self._model,
+                    self._make_caches() if caches is None else caches,
+                    prefix=prefix,
+                    sampler=sampler,
+                    drafting=self._drafting if drafted else None,
+                ),
+                end=length + max_tokens,
                 stops=frozenset(stops),
             )
         )
         return self._count
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is no sequence."""
+        return not self._queue
+
     def step(self) -> Step:
-        """Decode one token, or prefill one chunk, of the first sequence."""
+        """Decode one token or more, or prefill one chunk, of the first sequence."""
+        while self._queue and self._queue[0].finished:
+            self._queue.popleft()
         if not self._queue:
             return Step((), ())
         with mx.stream(self.stream):
             first = self._queue[0]
-            if first.drawn is not None:
-                return Step((), (self._decode(first),))
+            if first.sequence.drawn:
+                return self._decode(first)
             if len(first.segments) == 1 and len(first.segments[0]) == 1:
-                self._draw(first, first.segments.popleft())
+                first.sequence.begin(first.segments.popleft()[0])
                 return Step((), ())
             self._prefill(first)
             return Step((first.uid,), ())
 
-    def live(self, uid: int) -> Live | None:
-        """The sequence's caches between steps; None before its first step."""
-        if self._queue and self._queue[0].uid == uid and self._queue[0].tokens:
-            return Live(self._queue[0].caches, 0, len(self._queue[0].tokens))
-        return None
+    def live(self, uid: int, held: int | None = None) -> Live | None:
+        """The sequence's caches between steps, made to hold exactly what is asked for.
+
+        At a block end and at the end of the reply they do already. Elsewhere in what a
+        drafted step handed out this may cost an evaluation: ask where it is needed.
+
+        Args:
+            uid: the sequence. One that has finished is there until it is removed, or
+                the next step.
+            held: tokens, prompt included, that the caches shall hold; None for all that
+                were handed out. Less, down to the first token of the last step, ends
+                the sequence there.
+
+        Returns:
+            None before the sequence's first step.
+        """
+        first = self._queue[0] if self._queue else None
+        if first is None or first.uid != uid or not first.sequence.handed:
+            return None
+        sequence = first.sequence
+        if held is not None and held < sequence.handed:
+            first.finished = True
+        with mx.stream(self.stream):
+            sequence.hold(sequence.handed if held is None else held)
+        return Live(sequence.caches, 0, sequence.held)
 
     def remove(self, uid: int) -> None:
         """Forget a sequence, wherever it is."""
-        self._queue = deque(s for s in self._queue if s.uid != uid)
+        self._queue = deque(queued for queued in self._queue if queued.uid != uid)
 
     @property
     def stream(self) -> mx.Stream:
@@ -105,41 +151,29 @@ class Solo:
         """Forget everything."""
         self._queue.clear()
 
-    def _prefill(self, sequence: _Sequence) -> None:
-        segment = sequence.segments[0]
+    def _prefill(self, queued: _Queued) -> None:
+        segment = queued.segments[0]
         part, rest = segment[: self._chunk], segment[self._chunk :]
         if rest:
-            sequence.segments[0] = rest
+            queued.segments[0] = rest
         else:
-            sequence.segments.popleft()
-        self._model(mx.array([part]), cache=sequence.caches)
-        mx.eval([cache.state for cache in sequence.caches])
-        sequence.tokens += part
+            queued.segments.popleft()
+        queued.sequence.prefill(part)
 
-    def _decode(self, sequence: _Sequence) -> Token:
-        if sequence.drawn is None:
-            raise RuntimeError("nothing was drawn yet")
-        drawn, logprobs = sequence.drawn
-        token: int = drawn.tolist()  # type: ignore[assignment]
-        self._draw(sequence, [token])
-        sequence.generated += 1
+    def _decode(self, queued: _Queued) -> Step:
+        sequence, uid = queued.sequence, queued.uid
+        guesses = sequence.guess(queued.end, queued.stops)
+        *before, (token, logprobs) = sequence.verify(guesses)
+        # Guesses stop at what ends the reply: only the last token can be it.
         finish = None
-        if sequence.generated >= sequence.max_tokens:
+        if sequence.handed >= queued.end:
             finish = "length"
-        if token in sequence.stops:
+        if token in queued.stops:
             finish = "stop"
-        last = None
-        if finish is not None:
-            last = Live(sequence.caches, 0, len(sequence.tokens))
-            self._queue.popleft()
-        return Token(sequence.uid, token, logprobs, finish, last)
-
-    def _draw(self, sequence: _Sequence, tokens: Sequence[int]) -> None:
-        """Evaluate tokens, and draw the one that follows."""
-        logits = self._model(mx.array([tokens]), cache=sequence.caches)[:, -1, :]
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        sample = sequence.sampler or (lambda found: mx.argmax(found, axis=-1))
-        drawn = sample(logprobs)
-        mx.eval(drawn, logprobs, [cache.state for cache in sequence.caches])
-        sequence.tokens += tokens
-        sequence.drawn = (drawn[0], logprobs[0])
+        queued.finished = finish is not None
+        last = Live(sequence.caches, 0, sequence.held) if queued.finished else None
+        tokens = (
+            *(Token(uid, earlier, found, None, None) for earlier, found in before),
+            Token(uid, token, logprobs, finish, last),
+        )
+        return Step((), tokens, drafted=len(guesses), accepted=len(before))

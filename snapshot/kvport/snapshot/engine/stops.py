@@ -7,7 +7,7 @@ layers, since rows are cut anywhere but a state is not.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -65,13 +65,13 @@ def plan(
 
 
 def cuts(
-    start: int, end: int, block_size: int, points: Mapping[int, object]
+    start: int, end: int, block_size: int, at: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """Segments of [start, end): cut at block ends and at points."""
+    """Segments of [start, end): cut at block ends, and at further positions."""
     if start >= end:
         return []
     first = (start // block_size + 1) * block_size
     ends = {*range(first, end, block_size), end}
-    ends.update(p for p in points if start < p < end)
+    ends.update(p for p in at if start < p < end)
     bounds = [start, *sorted(ends)]
     return list(itertools.pairwise(bounds))

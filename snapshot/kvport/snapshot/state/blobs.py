@@ -6,6 +6,7 @@ blobs of a path into one host buffer per leaf, and turns these into a model's ca
 takes only verified bytes; the derived layout says where each tensor stands.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,6 @@ from kvport.manifest.layout import (
     CacheLayout,
     LayerClass,
     StateLayout,
-    row_axis,
 )
 from kvport.snapshot.state.kinds import DTYPES, rebuild
 from kvport.snapshot.state.rows import Leaves
@@ -70,13 +70,11 @@ class Assembly:
             ]
             for cache in layout.caches
         ]
-        # Rows (states, for whole layers) that no blob has brought yet, by leaf.
-        self._missing = {
-            (c, j): rows_of(cache, position)
-            for c, cache in enumerate(layout.caches)
-            for j, leaf in enumerate(cache.leaves)
-            if 0 not in leaf.shape
-        }
+        # Which rows (the one state, for whole layers) blobs have brought, by cache.
+        self._there = [
+            np.full(rows_of(cache, position), not _has_bytes(cache))
+            for cache in layout.caches
+        ]
 
     def wants(self, blob_class: BlobClass, start: int, end: int) -> bool:
         """Whether the blob of this class of segment [start, end) holds needed rows."""
@@ -84,8 +82,9 @@ class Assembly:
             return end == self._position
         if start >= self._position:
             return False
-        window = self._layout.max_window
-        return blob_class is BlobClass.KV or end > self._position - window
+        if blob_class is BlobClass.KV or start < self._layout.head:
+            return True
+        return end > self._position - self._layout.max_window
 
     def add(
         self, blob_class: BlobClass, start: int, end: int, blob: memoryview
@@ -102,29 +101,22 @@ class Assembly:
             raise ArithmeticMismatchError("a blob does not have its derived size")
         for tensor in derived.tensors:
             host = self._host[tensor.cache][tensor.leaf]
+            there = self._there[tensor.cache]
             data = blob[tensor.offset : tensor.offset + tensor.nbytes]
             found = np.frombuffer(data, host.dtype).reshape(tensor.shape)
             if blob_class is BlobClass.STATE:
-                host[...] = found
-                copied = 1
-            else:
-                copied = self._copy_rows(tensor.cache, host, found, end)
-            self._missing[tensor.cache, tensor.leaf] -= copied
+                host[...], there[...] = found, True
+                continue
+            spec = self._layout.caches[tensor.cache]
+            for into, out_of in _common(
+                spec.rows(0, self._position), spec.rows(start, end)
+            ):
+                host[:, :, into], there[into] = found[:, :, out_of], True
 
-    def _copy_rows(
-        self, cache: int, host: NDArray[Any], found: NDArray[Any], end: int
-    ) -> int:
-        spec = self._layout.caches[cache]
-        axis = row_axis(spec.leaves[0].shape)
-        first = self._position - int(
-            host.shape[axis]
-        )  # position of the host's first row
-        start = end - int(found.shape[axis])  # position of the blob's first row
-        low, high = max(first, start), min(self._position, end)
-        if low >= high:
-            return 0
-        host[:, :, low - first : high - first] = found[:, :, low - start : high - start]
-        return high - low
+    @property
+    def complete(self) -> bool:
+        """Whether all rows are there."""
+        return all(there.all() for there in self._there)
 
     def caches(self) -> list[Any]:
         """The model's list of caches, evaluated in the calling thread.
@@ -132,7 +124,7 @@ class Assembly:
         Raises:
             ArithmeticMismatchError: rows are missing: some blob was never added.
         """
-        if any(self._missing.values()):
+        if not self.complete:
             raise ArithmeticMismatchError("a restored state is incomplete")
         # Each host buffer goes as soon as it is copied: the state is there once, not
         # twice, and one leaf.
@@ -142,6 +134,29 @@ class Assembly:
         ]
         mx.eval(arrays)
         return rebuild(self._layout, arrays, self._position)
+
+
+def _common(
+    ours: Sequence[range], theirs: Sequence[range]
+) -> Iterator[tuple[slice, slice]]:
+    """Where positions that are in both stand in each, counted over all its ranges."""
+    at = 0
+    for mine in ours:
+        source = 0
+        for other in theirs:
+            low, high = max(mine.start, other.start), min(mine.stop, other.stop)
+            if low < high:
+                into, out_of = at + low - mine.start, source + low - other.start
+                yield (
+                    slice(into, into + high - low),
+                    slice(out_of, out_of + high - low),
+                )
+            source += len(other)
+        at += len(mine)
+
+
+def _has_bytes(cache: CacheLayout) -> bool:
+    return any(0 not in leaf.shape for leaf in cache.leaves)
 
 
 def rows_of(cache: CacheLayout, position: int) -> int:

@@ -89,8 +89,8 @@ def describe(path: str, cache: Cache) -> CacheLayout:
     kind = KIND_OF_TYPE.get(type(cache))
     if kind is None:
         raise UnsupportedModelError(f"{name} is of a kind that is not carried")
-    if kind is CacheKind.ROTATING and cache.keep:
-        raise UnsupportedModelError(f"{name} keeps its first {cache.keep} rows")
+    if kind is CacheKind.ROTATING and not 0 <= cache.keep < cache.max_size:
+        raise UnsupportedModelError(f"{name} keeps as many rows as it has")
     specs = tuple(
         LeafSpec(leaf, _dtype(name, array), _shape(name, kind, array))
         for leaf, array in leaves(cache).items()
@@ -102,7 +102,7 @@ def describe(path: str, cache: Cache) -> CacheLayout:
             bits, group = cache.bits, cache.group_size
             return CacheLayout(path, kind, None, specs, bits=bits, group_size=group)
         case CacheKind.ROTATING:
-            return CacheLayout(path, kind, cache.max_size, specs)
+            return CacheLayout(path, kind, cache.max_size, specs, keep=cache.keep)
         case CacheKind.CHUNKED:
             return CacheLayout(path, kind, cache.chunk_size, specs)
         case _:
@@ -133,25 +133,26 @@ def rebuild(
 
     Args:
         layout: the model's layout.
-        arrays: for each cache of the layout its leaves: all rows (full), the last
-            min(position, window) rows in time order (windowed), the state (whole).
+        arrays: for each cache of the layout its leaves: the rows of
+            `CacheLayout.rows(0, position)` (full, windowed), or the state (whole).
         position: tokens in the state.
     """
     flat = [
         (cache.path.split("."), _rebuild_one(cache, found, position))
         for cache, found in zip(layout.caches, arrays, strict=True)
     ]
-    return _nest(flat)
+    return nest(flat)
 
 
-def _nest(flat: list[tuple[list[str], Cache]]) -> list[Cache]:
+def nest(flat: list[tuple[list[str], Cache]]) -> list[Cache]:
+    """The list that a model takes, of caches in layout order by their split paths."""
     nested: list[Cache] = []
     groups: dict[str, list[tuple[list[str], Cache]]] = {}
     for path, cache in flat:
         groups.setdefault(path[0], []).append((path[1:], cache))
     for members in groups.values():
         if members[0][0]:
-            nested.append(CacheList(*_nest(members)))
+            nested.append(CacheList(*nest(members)))
         else:
             nested.append(members[0][1])
     return nested
@@ -172,7 +173,7 @@ def _rebuild_one(
             cache.offset = position
             return cache
         case CacheKind.ROTATING:
-            cache = RotatingKVCache(max_size=layout.window)
+            cache = RotatingKVCache(layout.window, layout.keep)
             cache._idx = arrays[0].shape[2]  # noqa: SLF001 - no argument for it
         case CacheKind.CHUNKED:
             cache = ChunkedKVCache(layout.window)

@@ -2,11 +2,13 @@
 
 In: chunks of bytes, of any length. Out: calls of a `Receiver`, each after all that it
 rests on was checked: the envelope by `accept`, then the token entry with every key,
-then blob by blob header, content and digest. What a receiver was given of a blob is
-right only once `end_blob` is called; the artifact only once `finish` returned.
+then blob by blob header, content and digest, of the decoded bytes. What a receiver was
+given of a blob is right only once `end_blob` is called; the artifact only once `finish`
+returned.
 
 At most the envelope, the token entry and one blob's header are held in memory, each
-within the format's limits, and the last two within what was signed.
+within the format's limits, and the last two within what was signed; and of a blob that
+is encoded, a few MiB (codec.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
+from kvport.manifest.codec import Codec
 from kvport.manifest.errors import DigestMismatchError
 from kvport.manifest.ustar import (
     EntryData,
@@ -22,6 +25,7 @@ from kvport.manifest.ustar import (
     Reader,
 )
 from kvport.manifest.verify import BlobEntry, VerifiedManifest, VerifiedNode
+from kvport.snapshot.transfer.codec import Decoder
 
 
 class Receiver(Protocol):
@@ -57,6 +61,7 @@ class ContainerReader:
         self._accepted: tuple[VerifiedManifest, Receiver] | None = None
         self._kept = bytearray()  # envelope, token entry, or the blob's header
         self._blob: BlobEntry | None = None
+        self._decoder: Decoder | None = None
         self._hasher = blake3()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
@@ -70,8 +75,11 @@ class ContainerReader:
             match event:
                 case EntryStarted(BlobEntry() as entry):
                     self._begin_blob(entry)
+                case EntryData(data) if self._decoder is not None:
+                    for piece in self._decoder.feed(data):
+                        self._add(memoryview(piece))
                 case EntryData(data) if self._blob is not None:
-                    self._add(self._blob, data)
+                    self._add(data)
                 case EntryData(data):
                     self._kept += data
                 case EntryFinished(BlobEntry() as entry):
@@ -99,19 +107,27 @@ class ContainerReader:
 
     def _begin_blob(self, entry: BlobEntry) -> None:
         self._blob = entry
+        if entry.codec is Codec.SHUFFLE_ZSTD:
+            self._decoder = Decoder(entry.layout)
         self._hasher = blake3()
         self._receiver.begin_blob(entry)
 
-    def _add(self, entry: BlobEntry, data: memoryview) -> None:
+    def _add(self, data: memoryview) -> None:
+        if self._blob is None:
+            raise RuntimeError("bytes without a blob")
+        layout = self._blob.layout
         # The header first: bytes of another form are not worth writing.
-        if (missing := len(entry.layout.header) - len(self._kept)) > 0:
+        if (missing := len(layout.header) - len(self._kept)) > 0:
             self._kept += data[:missing]
             if len(data) >= missing:
-                entry.layout.check_header(bytes(self._kept))
+                layout.check_header(bytes(self._kept))
         self._hasher.update(data)
         self._receiver.add(data)
 
     def _end_blob(self, entry: BlobEntry) -> None:
+        if self._decoder is not None:
+            self._decoder.finish()
+            self._decoder = None
         if self._hasher.digest() != entry.digest:
             raise DigestMismatchError("a blob does not have the signed digest")
         self._blob = None

@@ -2,22 +2,20 @@
 
 In: tokens. Out: a stream of bytes whose exact length is known before the first one. The
 path is leased from opening until the stream has ended, so that eviction passes it by.
-Blobs are read in pieces and checked while they are sent; a piece goes out only once the
-next one was read, so that a damaged blob never leaves whole, and ends the stream.
+Blobs are read in pieces and checked while they are sent, so that a damaged one never
+leaves whole, and ends the stream. Compressed ones are encoded twice: for their sizes,
+which are signed, and when they are sent.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from io import FileIO
 from typing import Any, Final
 
-from blake3 import blake3
-
+from kvport.manifest.codec import Codec
 from kvport.manifest.digests import ArtifactId, format_digest
 from kvport.manifest.envelope import seal
 from kvport.manifest.keys import PublicKey
-from kvport.manifest.limits import MIB
 from kvport.manifest.model import FORMAT_VERSION, Manifest
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.manifest.trust import TrustEntry, TrustList
@@ -25,14 +23,14 @@ from kvport.manifest.ustar import TOKENS_NAME, TRAILER, header, padding
 from kvport.manifest.verify import BlobEntry, VerifiedManifest, verify
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.leases import Lease
-from kvport.snapshot.cache.records import BlobRef, Namespace, Selection
+from kvport.snapshot.cache.records import Namespace, NodeRecord, Selection
 from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
-    DamagedError,
     GoneError,
 )
 from kvport.snapshot.transfer.absence import why_nothing
+from kvport.snapshot.transfer.codec import ENCODER
 from kvport.snapshot.transfer.issue import Issue, preferred, write_manifest
 from kvport.snapshot.transfer.ledger import (
     ArtifactRecord,
@@ -40,11 +38,11 @@ from kvport.snapshot.transfer.ledger import (
     Ledger,
     read_manifest,
 )
+from kvport.snapshot.transfer.outgoing import compress, encoded, plain
 from kvport.snapshot.transfer.tail import lease_whole_path
 
 __all__ = ["Export", "Issue", "open_export", "reopen_export"]
 
-PIECE_BYTES: Final = MIB
 _OWNER: Final = "export"
 
 
@@ -62,11 +60,25 @@ class Export:
         self,
         cache: Cache,
         namespace: Namespace,
+        *,
         model_name: str,
         verified: VerifiedManifest,
+        path: Sequence[NodeRecord],
         lease: Lease,
     ) -> None:
-        """Take over the lease on the path that was signed."""
+        """Take over the lease on the path that was signed.
+
+        Raises:
+            GoneError: a blob that was signed is not on the path any more.
+        """
+        self._refs = {ref.digest: ref for node in path for ref in node.blobs}
+        if not all(
+            entry.digest in self._refs
+            for entry in verified.entries()
+            if isinstance(entry, BlobEntry)
+        ):
+            raise GoneError("a blob of the path was removed")
+        self._tokens = b"".join(node.tokens for node in path)
         self._cache = cache
         self._namespace = namespace
         self._model_name = model_name
@@ -93,23 +105,21 @@ class Export:
         }
 
     def stream(self) -> Iterator[bytes]:
-        """The container's bytes, in pieces of at most `PIECE_BYTES`.
+        """The container's bytes, in pieces of a few MiB at most.
 
         Raises:
             DamagedError: a blob is damaged; what was sent is not an artifact.
-            GoneError: the export was closed.
+            GoneError: the export was closed, or a blob was removed in spite of it.
         """
         try:
             if self._lease.tip != self._tip:
                 raise GoneError("the export was closed")
-            path = self._cache.path(self._namespace, self._tip)
-            refs = {ref.digest: ref for node in path for ref in node.blobs}
             for entry in self._verified.entries():
                 yield header(entry.name, entry.size)
                 if isinstance(entry, BlobEntry):
-                    yield from self._blob(refs[entry.digest])
+                    yield from self._blob(entry)
                 elif entry.name == TOKENS_NAME:
-                    yield b"".join(node.tokens for node in path)
+                    yield self._tokens
                 else:
                     yield self._verified.envelope
                 if gap := padding(entry.size):
@@ -142,21 +152,30 @@ class Export:
             size=self.size,
             tip=self._tip,
             recorded=now,
+            encoder=ENCODER if self._is_encoded else "",
         )
         ledger.keep_exported(record, self._verified.envelope)
 
-    def _blob(self, ref: BlobRef) -> Iterator[bytes]:
-        hasher, held, left = blake3(), b"", ref.size
-        with self._cache.open_blob(self._namespace, ref) as file:
-            while left and (piece := _read(file, min(left, PIECE_BYTES))):
-                if held:
-                    yield held
-                hasher.update(piece)
-                held, left = piece, left - len(piece)
-        if left or hasher.digest() != ref.digest:
-            self._cache.report_damage(self._namespace, ref)
-            raise DamagedError("a stored blob was found damaged while it was sent")
-        yield held
+    @property
+    def _is_encoded(self) -> bool:
+        return any(
+            isinstance(entry, BlobEntry) and entry.codec is not Codec.NONE
+            for entry in self._verified.entries()
+        )
+
+    def _blob(self, entry: BlobEntry) -> Iterator[bytes]:
+        ref, left = self._refs[entry.digest], entry.size
+        if entry.codec is Codec.NONE:
+            pieces = plain(self._cache, self._namespace, ref)
+        else:
+            pieces = encoded(self._cache, self._namespace, ref, entry.layout)
+        for piece in pieces:
+            left -= len(piece)
+            if left < 0:
+                break
+            yield piece
+        if left:
+            raise GoneError("a blob is not encoded as it was when it was signed")
 
 
 def open_export(
@@ -174,6 +193,7 @@ def open_export(
     Raises:
         NothingRestorableError: a subclass says why.
         GoneError: the path was removed while it was being opened.
+        DamagedError: a blob was found damaged while it was encoded.
         LimitExceededError: it is more than an artifact may hold.
         KvportError: as of `lease_whole_path`.
     """
@@ -194,10 +214,20 @@ def open_export(
         path = cache.path(namespace, lease.tip)
         prefix = tokens[: path[-1].end * TOKEN_SIZE]
         manifest = write_manifest(namespace, path, prefix, issue)
+        if issue.compress:
+            manifest = compress(cache, namespace, manifest)
         envelope = seal(manifest.encode(), [issue.signer])
         verified = _verify_own(envelope, issue.signer.public, issue.now, manifest)
+        export = Export(
+            cache,
+            namespace,
+            model_name=issue.model_name,
+            verified=verified,
+            path=path,
+            lease=lease,
+        )
         undo.pop_all()
-    return Export(cache, namespace, issue.model_name, verified, lease)
+    return export
 
 
 def reopen_export(
@@ -221,7 +251,8 @@ def reopen_export(
 
     Raises:
         ArtifactUnknownError: it was not kept.
-        ArtifactGoneError: its path was removed since, or its key was replaced.
+        ArtifactGoneError: some of its state was removed since, or its key was replaced,
+            or it was compressed by another version of the library.
         ExpiredError: nobody could import it any more.
     """
     record = ledger.find(artifact, Direction.EXPORTED, scope=scope)
@@ -229,18 +260,29 @@ def reopen_export(
         raise ArtifactUnknownError("no export of this id is kept")
     if record.issuer != key.key_id:
         raise ArtifactGoneError("the artifact was signed with a key that was replaced")
+    if record.encoder not in {"", ENCODER}:
+        raise ArtifactGoneError("the artifact was compressed by another version")
     envelope = ledger.envelope(record)
     manifest = read_manifest(envelope)
     namespace = ledger.namespace(record)
-    try:
-        lease = cache.lease(namespace, record.tip, _OWNER)
-    except GoneError as error:
-        raise ArtifactGoneError("the artifact's state was removed") from error
+    verified = _verify_own(envelope, key, now, manifest)
     with contextlib.ExitStack() as undo:
-        undo.callback(lease.release)
-        verified = _verify_own(envelope, key, now, manifest)
+        try:
+            lease = cache.lease(namespace, record.tip, _OWNER)
+            undo.callback(lease.release)
+            path = cache.path(namespace, record.tip)
+            export = Export(
+                cache,
+                namespace,
+                model_name=record.model,
+                verified=verified,
+                path=path,
+                lease=lease,
+            )
+        except GoneError as error:
+            raise ArtifactGoneError("the artifact's state was removed") from error
         undo.pop_all()
-    return Export(cache, namespace, record.model, verified, lease)
+    return export
 
 
 def _verify_own(
@@ -254,11 +296,3 @@ def _verify_own(
         local=None,
         own_key=next(iter(manifest.audience), None),
     )
-
-
-def _read(file: FileIO, size: int) -> bytes:
-    """The next bytes; none at the end, or where the medium fails."""
-    try:
-        return file.read(size)
-    except OSError:
-        return b""

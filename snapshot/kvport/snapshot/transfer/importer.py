@@ -186,7 +186,7 @@ class Import:
         tokens = accepted.staging.tokens
         match = self._cache.match(accepted.model.namespace, tokens, selection)
         restored = match.position if match else 0
-        if restored < _restorable(verified):
+        if restored < verified.manifest.prefix.tokens:
             raise GoneError("the state was removed right after it was admitted")
         return ImportResult(
             artifact_id=verified.artifact_id,
@@ -213,14 +213,6 @@ class Import:
             tip=accepted.staging.nodes[-1].id,
             recorded=self._now(),
         )
-
-
-def _restorable(verified: VerifiedManifest) -> int:
-    """The last restore point that the manifest has."""
-    manifest = verified.manifest
-    if manifest.identity.layout.full_only:
-        return manifest.prefix.tokens
-    return manifest.points[-1].position
 
 
 def _records(

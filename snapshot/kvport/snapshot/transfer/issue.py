@@ -3,6 +3,12 @@
 The same path gives the same manifest, but for nonce and times. Of several statements
 about a node one is signed: that it was made here before others, `cold` before
 `derived`.
+
+A manifest has one set of blobs for its points (arithmetic.py), a stored path may have
+another: points of it may have lost their blobs, and windowed rows may serve no point
+that is listed. Such points and rows are left out. A node's id names all of its blobs,
+so that from there on the signed path has other ids than the stored one: whoever imports
+it has a variant of its own, at the exporter's too, where it shares the stored blobs.
 """
 
 import secrets
@@ -12,14 +18,16 @@ from typing import Final
 
 import attrs
 
+from kvport.manifest.coverage import WindowCoverage
 from kvport.manifest.digests import Key, blob_digest, parse_digest
 from kvport.manifest.identity import KeyId, PointKind, Provenance
 from kvport.manifest.keys import SigningKey
-from kvport.manifest.layout import BlobClass
+from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.manifest.limits import POINTS
 from kvport.manifest.model import Info, Issuer, Manifest
 from kvport.manifest.parts import Blob, Point, Prefix, Segment
 from kvport.snapshot.cache.records import Namespace, NodeRecord
+from kvport.snapshot.errors import GoneError
 
 LIFETIME: Final = timedelta(days=30)
 """How long an artifact can be imported; what was admitted does not expire with it."""
@@ -38,6 +46,7 @@ class Issue:
         lifetime: until the artifact expires.
         audience: key ids of the nodes it is for; empty for anyone.
         info: for people.
+        compress: whether blobs are encoded that are smaller so.
     """
 
     signer: SigningKey
@@ -48,6 +57,7 @@ class Issue:
     lifetime: timedelta = LIFETIME
     audience: frozenset[KeyId] = frozenset()
     info: Info = attrs.field(factory=Info)
+    compress: bool = False
 
     @property
     def issuer(self) -> KeyId:
@@ -69,6 +79,19 @@ def preferred(node: NodeRecord, local: KeyId) -> Provenance:
     )
 
 
+def restorable(layout: StateLayout, path: Sequence[NodeRecord]) -> list[bool]:
+    """For each node of a path from the root, whether a restore can end with it."""
+    covered = WindowCoverage.of(layout).restorable(
+        (node.start, node.end, node.blob(BlobClass.WINDOW) is not None) for node in path
+    )
+    if not layout.has(BlobClass.STATE):
+        return covered
+    return [
+        here and node.blob(BlobClass.STATE) is not None
+        for here, node in zip(covered, path, strict=True)
+    ]
+
+
 def write_manifest(
     namespace: Namespace, path: Sequence[NodeRecord], tokens: bytes, issue: Issue
 ) -> Manifest:
@@ -79,21 +102,30 @@ def write_manifest(
         path: nodes from the root on.
         tokens: their encoded ids.
         issue: who signs, and when.
+
+    Raises:
+        GoneError: the path's end is no restore point any more.
     """
+    layout = namespace.layout
     said = [preferred(node, issue.issuer) for node in path]
+    restores = restorable(layout, path)
+    if not restores[-1]:
+        raise GoneError("what the restore point needs was removed")
     points = [
-        _point(namespace, node, provenance, is_tip=node is path[-1])
-        for node, provenance in zip(path, said, strict=True)
+        Point(node.end, kinds, provenance, _blobs(node, BlobClass.STATE))
+        for node, provenance, here in zip(path, said, restores, strict=True)
+        if here and (kinds := _kinds(node, is_tip=node is path[-1]))
     ]
+    # A conversation may have more points than a manifest: the newest serve.
+    points = points[-POINTS:]
     now = issue.now.replace(microsecond=0)
     return Manifest(
         block_size=namespace.block_size,
         identity=namespace.identity,
         tokenizer=parse_digest(issue.tokenizer),
         prefix=_prefix(path[-1].key, path[-1].end, tokens),
-        segments=tuple(map(_segment, path, said)),
-        # A conversation may have more points than a manifest: the newest serve.
-        points=tuple(point for point in points if point is not None)[-POINTS:],
+        segments=_segments(layout, path, said, points),
+        points=tuple(points),
         scope=namespace.scope,
         issuer=Issuer(issue.issuer, issue.issuer_name),
         created=now,
@@ -108,29 +140,30 @@ def _prefix(key: Key, length: int, tokens: bytes) -> Prefix:
     return Prefix(length, key, blob_digest(tokens), len(tokens))
 
 
-def _segment(node: NodeRecord, provenance: Provenance) -> Segment:
-    blobs = _blobs(node, state=False)
-    return Segment(node.start, node.end, node.key, provenance, blobs)
+def _segments(
+    layout: StateLayout,
+    path: Sequence[NodeRecord],
+    said: Sequence[Provenance],
+    points: Sequence[Point],
+) -> tuple[Segment, ...]:
+    coverage = WindowCoverage.of(layout)
+    positions = [point.position for point in points]
+    found = []
+    for node, provenance in zip(path, said, strict=True):
+        blobs = _blobs(node, BlobClass.KV)
+        if coverage.needs(node.start, node.end, positions):
+            blobs += _blobs(node, BlobClass.WINDOW)
+        found.append(Segment(node.start, node.end, node.key, provenance, blobs))
+    return tuple(found)
 
 
-def _point(
-    namespace: Namespace, node: NodeRecord, provenance: Provenance, *, is_tip: bool
-) -> Point | None:
-    kinds = node.kinds
-    if namespace.layout.has(BlobClass.STATE):
-        if node.blob(BlobClass.STATE) is None:
-            return None
-    elif is_tip and not kinds:
-        # Any segment's end restores here; that this one does is signed as a point.
-        kinds = frozenset({PointKind.PROMPT})
-    if not kinds:
-        return None
-    return Point(node.end, tuple(sorted(kinds)), provenance, _blobs(node, state=True))
+def _kinds(node: NodeRecord, *, is_tip: bool) -> tuple[PointKind, ...]:
+    if is_tip and not node.kinds:
+        # What can be restored need not be kept for that: as the end it is a point.
+        return (PointKind.PROMPT,)
+    return tuple(sorted(node.kinds))
 
 
-def _blobs(node: NodeRecord, *, state: bool) -> tuple[Blob, ...]:
-    return tuple(
-        Blob(ref.blob_class, ref.digest, ref.size)
-        for ref in node.blobs
-        if (ref.blob_class is BlobClass.STATE) == state
-    )
+def _blobs(node: NodeRecord, blob_class: BlobClass) -> tuple[Blob, ...]:
+    ref = node.blob(blob_class)
+    return () if ref is None else (Blob(ref.blob_class, ref.digest, ref.size),)

@@ -1,6 +1,7 @@
 """Artifacts that a node knows: exports that it keeps, and what it admitted.
 
-Neither holds its state: an artifact whose path was removed since is *gone*.
+Neither holds its state: an artifact whose path was removed since is *gone*, and so is
+one whose prefix cannot be restored to its end any more.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from kvport.snapshot.errors import (
     GoneError,
 )
 from kvport.snapshot.transfer.exporter import Export, reopen_export
+from kvport.snapshot.transfer.issue import restorable
 from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger
 
 
@@ -116,7 +118,10 @@ class Artifacts:
 
     def _path(self, record: ArtifactRecord) -> frozenset[NodeId]:
         try:
-            path = self._cache.path(self._ledger.namespace(record), record.tip)
+            namespace = self._ledger.namespace(record)
+            path = self._cache.path(namespace, record.tip)
         except GoneError as error:
             raise ArtifactGoneError("the artifact's state was removed") from error
+        if not restorable(namespace.layout, path)[-1]:
+            raise ArtifactGoneError("the artifact's last point was removed")
         return frozenset(one.id for one in path)

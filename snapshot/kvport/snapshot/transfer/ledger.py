@@ -39,13 +39,13 @@ REMOVED_ROWS: Final = 100_000
 
 _COLUMNS: Final = (
     "id", "direction", "namespace", "scope", "model", "issuer",
-    "created", "expires", "tokens", "size", "tip", "recorded",
+    "created", "expires", "tokens", "size", "tip", "recorded", "encoder",
 )  # fmt: skip
 _TIMES: Final = ("created", "expires", "recorded")
 _PUT: Final = """
 INSERT OR REPLACE INTO artifact (id, direction, namespace, scope, model, issuer,
-    created, expires, tokens, size, tip, recorded, envelope, status)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    created, expires, tokens, size, tip, recorded, encoder, envelope, status)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _FORGET: Final = "DELETE FROM artifact WHERE id = ? AND direction = ? AND scope = ?"
 _SETTLE: Final = """
 UPDATE artifact SET status = 'admitted' WHERE id = ? AND direction = ? AND scope = ?"""
@@ -84,6 +84,8 @@ class ArtifactRecord:
         size: bytes of the container.
         tip: last node of its path.
         recorded: when it went, by this machine's clock.
+        encoder: version of what compressed it, empty if it is not compressed or was not
+            made here.
     """
 
     id: ArtifactId
@@ -98,6 +100,7 @@ class ArtifactRecord:
     size: int
     tip: NodeId
     recorded: datetime
+    encoder: str = ""
 
 
 class Ledger:

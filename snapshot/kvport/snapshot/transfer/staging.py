@@ -4,7 +4,8 @@ In: the path of an artifact whose envelope and tokens are verified, then its blo
 Out: files below the cache's staging directory, for what is not stored yet.
 
 * The part of the path that is stored already is leased first, so that the room which
-  is then reserved for the rest is not made by evicting it.
+  is then reserved for the rest is not made by evicting it. Retention may have taken
+  blobs from its nodes: these are staged again.
 * Nothing is written before its bytes are reserved.
 * `discard` undoes all of it, whatever was done so far.
 """
@@ -61,11 +62,17 @@ class Staging:
             StorageError: the volume refused.
         """
         self.nodes, self.tokens = nodes, tokens
-        new = nodes[self._lease_stored() :]
-        self._missing = {b.digest: b.size for node in new for b in node.blobs.values()}
+        stored = self._lease_stored()
+        held = self._held(stored)
+        self._missing = {
+            blob.digest: blob.size
+            for node in nodes
+            for blob in node.blobs.values()
+            if blob.digest not in held
+        }
         # With room for the rows: better refused now than after the last byte.
         self.reservation = self._cache.reserve(
-            sum(self._missing.values()) + len(new) * NODE_BYTES,
+            sum(self._missing.values()) + (len(nodes) - stored) * NODE_BYTES,
             files=len(self._missing),
         )
         self._undo.callback(self.reservation.release)
@@ -153,3 +160,10 @@ class Staging:
             else:
                 low = middle
         return low
+
+    def _held(self, stored: int) -> frozenset[BlobDigest]:
+        """The blobs of the path's first nodes, which are leased."""
+        if not stored:
+            return frozenset()
+        path = self._cache.path(self._namespace, self.nodes[stored - 1].id)
+        return frozenset(ref.digest for node in path for ref in node.blobs)

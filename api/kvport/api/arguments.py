@@ -1,0 +1,63 @@
+"""What a client asks for, typed, and the bodies that say it."""
+
+from typing import Any, TypedDict
+
+
+class PromptArguments(TypedDict, total=False):
+    """A prompt: exactly one of messages, prompt and tokens."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any]
+    prompt: str
+    tokens: list[int]
+
+
+class CompletionArguments(PromptArguments, total=False):
+    """A prompt and how to continue it; what is absent is the server's default.
+
+    `logprobs` is the number of alternatives to report with each token's own.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: list[str]
+    logprobs: int
+    ignore_eos: bool
+    draft: bool
+    policy: str
+    artifact: str
+
+
+def export_body(
+    model: str, min_tokens: int | None, prompt: PromptArguments, *, compress: bool
+) -> dict[str, Any]:
+    """Body of an export."""
+    least = {} if min_tokens is None else {"min_tokens": min_tokens}
+    return {"model": model, "compress": compress, **least, **prompt}
+
+
+def completion_body(
+    model: str, arguments: CompletionArguments
+) -> tuple[str, dict[str, Any]]:
+    """Address and body of a streamed completion."""
+    body: dict[str, Any] = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **arguments,
+    }
+    names = ("policy", "artifact")
+    body["cache"] = {name: body.pop(name) for name in names if name in body}
+    if "messages" in body:
+        if "logprobs" in body:
+            body["top_logprobs"] = body["logprobs"]
+            body["logprobs"] = True
+        return "/v1/chat/completions", body
+    if "tokens" in body:
+        body["prompt"] = body.pop("tokens")
+    return "/v1/completions", body

@@ -1,0 +1,114 @@
+"""Settings that may differ from model to model: `[MODEL:]...`, without mlx.
+
+In: the values of `--points` and `--draft`, and the names of the models. Out: for each
+model what holds for it. A value with a model's name goes before one without.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import rich_click as click
+
+from kvport.snapshot.cache.retention import Retention
+from kvport.snapshot.engine.drafting.drafter import DraftSource
+
+LOOKUP: Final = "lookup"
+OFF: Final = "off"
+_NUMBERS: Final = ("stride", *(field.name for field in attrs.fields(Retention)))
+
+
+@attrs.frozen(kw_only=True)
+class PointSettings:
+    """Which points a model's prompts get, and how many of them stay.
+
+    Attributes:
+        stride: tokens between `stride` points.
+        retention: what is kept of a conversation.
+    """
+
+    stride: int
+    retention: Retention
+
+
+def points(
+    values: Sequence[str], names: Iterable[str], *, stride: int, chunk: int
+) -> dict[str, PointSettings]:
+    """For each model its points.
+
+    Args:
+        values: of `--points`.
+        names: of the models.
+        stride: where no value says otherwise.
+        chunk: which every stride is a multiple of.
+
+    Raises:
+        BadParameter: a value of another form, or a number out of range.
+    """
+    chosen = _chosen(values, names, "--points")
+    return {name: _points(texts, stride, chunk) for name, texts in chosen.items()}
+
+
+def drafts(
+    values: Sequence[str], names: Iterable[str], tokens: int
+) -> dict[str, DraftSource | None]:
+    """For each model where its drafts come from, None for no drafting.
+
+    Raises:
+        BadParameter: two values for one model, or no such directory.
+    """
+    chosen = _chosen(values, names, "--draft")
+    return {name: _draft(texts, tokens) for name, texts in chosen.items()}
+
+
+def _chosen(
+    values: Sequence[str], names: Iterable[str], option: str
+) -> dict[str, list[str]]:
+    """The values that hold for each model, general ones first."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+    general: list[str] = []
+    for value in values:
+        name, colon, rest = value.partition(":")
+        if not colon:
+            general.append(value)
+        elif name in found:
+            found[name].append(rest)
+        else:
+            raise click.BadParameter(f"no model is called {name!r}", param_hint=option)
+    return {name: [*general, *own] for name, own in found.items()}
+
+
+def _points(texts: Sequence[str], stride: int, chunk: int) -> PointSettings:
+    numbers: dict[str, int] = {"stride": stride}
+    for part in ",".join(texts).split(",") if texts else ():
+        key, _, value = part.partition("=")
+        if key not in _NUMBERS or not value.isascii() or not value.isdecimal():
+            known = ", ".join(_NUMBERS)
+            raise click.BadParameter(
+                f"{part!r} is not one of {known}, with a number: stride=8192",
+                param_hint="--points",
+            )
+        if (number := int(value)) < 1:
+            raise click.BadParameter(f"{part!r} is below 1", param_hint="--points")
+        numbers[key] = number
+    if numbers["stride"] % chunk:
+        raise click.BadParameter(
+            f"stride={numbers['stride']} is not a multiple of the chunk, {chunk}",
+            param_hint="--points",
+        )
+    return PointSettings(stride=numbers.pop("stride"), retention=Retention(**numbers))
+
+
+def _draft(texts: Sequence[str], tokens: int) -> DraftSource | None:
+    if not texts or texts[-1] == OFF:
+        return None
+    if (source := texts[-1]) == LOOKUP:
+        return DraftSource(tokens=tokens)
+    directory = Path(source).expanduser()
+    if not source or not directory.is_dir():
+        raise click.BadParameter(
+            f"{source!r} is neither {LOOKUP}, {OFF}, nor a model's directory",
+            param_hint="--draft",
+        )
+    return DraftSource(directory.resolve(), tokens)

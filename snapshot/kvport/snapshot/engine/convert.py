@@ -1,0 +1,120 @@
+"""Live caches that somebody else filled, cut into segments and stored.
+
+What is stored restores at its end alone: windows have dropped the rows that earlier
+points would need, and a state is of one position.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from kvport.manifest.coverage import WindowCoverage
+from kvport.manifest.identity import PointKind, Provenance
+from kvport.manifest.layout import BlobClass, LayerClass, StateLayout
+from kvport.manifest.nodes import ROOT_NODE
+from kvport.manifest.tokens import TOKEN_SIZE, encode_tokens, prefix_keys
+from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.records import Namespace, NewSegment
+from kvport.snapshot.engine.stops import cuts
+from kvport.snapshot.errors import CapacityError, PromptCacheMismatchError
+from kvport.snapshot.state import untyped
+from kvport.snapshot.state.blobs import to_buffers
+from kvport.snapshot.state.kinds import flatten
+from kvport.snapshot.state.rows import held_rows, take
+
+_OWNER = "convert"
+
+
+def store_caches(
+    cache: Cache,
+    namespace: Namespace,
+    caches: Sequence[untyped.Cache],
+    tokens: Sequence[int],
+    provenance: Provenance,
+) -> None:
+    """Store the state of `tokens`, all of which the caches hold.
+
+    Args:
+        cache: where to.
+        namespace: of the model.
+        caches: live, as the model left them.
+        tokens: ids, at least one.
+        provenance: what is true of this state.
+
+    Raises:
+        PromptCacheMismatchError: the caches lack rows that a restore needs.
+        CapacityError: there is no room.
+    """
+    layout, end = namespace.layout, len(tokens)
+    encoded = encode_tokens(tokens)
+    # Window blobs are of whole segments: these begin where the rows at hand do.
+    points = {end: None, layout.head: None, end - layout.max_window: None}
+    ranges = cuts(0, end, namespace.block_size, points)
+    ends = [stop for _, stop in ranges]
+    identity = namespace.identity.digest
+    keys = prefix_keys(identity, namespace.block_size, encoded, ends)
+    coverage = WindowCoverage.of(layout)
+    chain = cache.chain(namespace, ROOT_NODE, _OWNER)
+    try:
+        for (start, stop), key in zip(ranges, keys, strict=True):
+            windows = coverage.needs(start, stop, [end])
+            if windows:
+                _check_windows(layout, caches, start, stop, held=end)
+            chain.append(
+                NewSegment(
+                    start=start,
+                    end=stop,
+                    key=key,
+                    tokens=encoded[start * TOKEN_SIZE : stop * TOKEN_SIZE],
+                    kinds=frozenset({PointKind.PROMPT} if stop == end else ()),
+                    blobs=_blobs(layout, caches, (start, stop), end, windows=windows),
+                    provenance=provenance,
+                )
+            )
+        cache.flush()
+        if chain.broken is not None:
+            raise CapacityError("there is no room to cut the state into segments")
+    finally:
+        chain.close()
+
+
+def _blobs(
+    layout: StateLayout,
+    caches: Sequence[untyped.Cache],
+    cut: tuple[int, int],
+    held: int,
+    *,
+    windows: bool,
+) -> dict[BlobClass, list[memoryview]]:
+    start, end = cut
+    (segment,), state = take(
+        layout, caches, row=0, held=held, cuts=[cut], state=end == held
+    )
+    leaves = dict(segment) | ({} if state is None else {BlobClass.STATE: state})
+    if end == held and layout.has(BlobClass.STATE) and state is None:
+        raise PromptCacheMismatchError("the state has no restorable form yet")
+    if not windows:
+        leaves.pop(BlobClass.WINDOW, None)  # rows that are gone
+    return {
+        blob_class: to_buffers(layout, blob_class, end - start, found)
+        for blob_class, found in leaves.items()
+    }
+
+
+def _check_windows(
+    layout: StateLayout,
+    caches: Sequence[untyped.Cache],
+    start: int,
+    end: int,
+    *,
+    held: int,
+) -> None:
+    for spec, (path, cache) in zip(layout.caches, flatten(caches), strict=True):
+        if spec.layer_class is LayerClass.WINDOWED:
+            here = held_rows(spec, cache, held)
+            wanted = itertools.chain(*spec.rows(start, end))
+            if not all(any(row in rows for rows in here) for row in wanted):
+                # As where windows are of several sizes: the smaller has dropped rows
+                # that its blob of a segment for the larger would have.
+                raise PromptCacheMismatchError(
+                    f"cache {path} has dropped rows that an artifact would carry"
+                )

@@ -1,0 +1,1 @@
+"""Drafters: guesses at the next tokens, for the single-sequence lane to verify."""

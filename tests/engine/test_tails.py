@@ -1,0 +1,183 @@
+"""The end of a reply: in memory until the next turn, or until it is stored."""
+
+import time
+
+import numpy as np
+import pytest
+
+from kvport.manifest.identity import PointKind
+from kvport.manifest.layout import BlobClass
+from kvport.snapshot.engine import tails
+from kvport.snapshot.engine.requests import Generated, Policy
+
+STATEFUL = ["qwen3_5", "gemma3_text", "falcon_h1"]
+
+
+def written(rig, blob_class):
+    rig.cache.flush()
+    return rig.cache.stats().written.get(blob_class, 0)
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_the_next_turn_begins_at_a_tail_like_at_a_stored_point(rig, prompt, arch):
+    """From memory or from disk: the same restore point, the same bits."""
+    tokens, more = prompt(300), prompt(40, seed=2)
+    first, second = rig(arch), rig(arch, home="b")
+    turn = tokens + first.complete(tokens, max_tokens=70).tokens
+    assert second.complete(tokens, max_tokens=70).tokens == turn[300:]
+    in_memory = first.complete(turn + more, full_logprobs=True)
+    assert first.engine.counts("m").superseded_replies == 1
+    assert in_memory.restored == len(turn)
+
+    assert second.points(turn)[len(turn)] == {PointKind.REPLY}, "a lookup stores it"
+    second.close()
+    again = rig(arch, home="b").complete(turn + more, full_logprobs=True)
+    assert again.restored == len(turn)
+    assert np.array_equal(in_memory.logprobs, again.logprobs)
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_what_follows_a_superseded_tail_survives_a_restart(rig, prompt, arch):
+    """Its rows are stored with the next turn, and all later points restore."""
+    r = rig(arch)
+    turn = prompt(300)
+    for seed in range(1, 5):
+        turn += r.complete(turn, max_tokens=70).tokens
+        turn += prompt(30, seed=seed)
+    hot = r.complete(turn, full_logprobs=True)
+    assert hot.restored == len(turn) - 30
+    r.close()
+    r = rig(arch)
+    warm = r.complete(turn, full_logprobs=True)
+    assert warm.restored == len(turn) - 1
+    assert warm.tokens == hot.tokens
+
+
+def test_a_superseded_reply_has_no_boundary_on_disk(rig, prompt):
+    r = rig("qwen3_5")
+    turn, boundaries = prompt(300), []
+    for seed in range(4):
+        turn += r.complete(turn, max_tokens=70).tokens + prompt(30, seed=seed)
+        boundaries.append(written(r, BlobClass.STATE))
+    assert np.diff(boundaries).tolist() == [boundaries[0]] * 3, "one point each turn"
+    r.engine.store_tails("m")
+    assert written(r, BlobClass.STATE) == 5 * boundaries[0]
+    assert r.engine.counts("m").superseded_replies == 3
+
+
+def test_b09_a_reply_that_the_template_strips_is_not_stored(rig, prompt):
+    """Thinking: the next turn parts at the fork; the skip has a count of its own."""
+    r = rig("qwen3_5")
+    turn1, fork = prompt(600), 590
+    r.complete(turn1, max_tokens=300, fork=fork)
+    before = written(r, BlobClass.STATE)
+    turn2 = turn1[:fork] + prompt(300, seed=2)
+    assert r.complete(turn2, fork=880, max_tokens=1).restored == fork
+    after = written(r, BlobClass.STATE)
+    assert after - before == before, "fork and prompt of either turn, and no reply"
+    assert r.engine.counts("m").superseded_replies == 1
+
+
+def test_the_same_prompt_again_supersedes_nothing(rig, prompt):
+    r = rig("qwen3_5")
+    tokens = prompt(300)
+    whole = tokens + r.complete(tokens, max_tokens=20, fork=290).tokens
+    r.complete(tokens, max_tokens=3, fork=290)
+    assert r.engine.counts("m").superseded_replies == 0
+    assert r.points(whole)[320] == {PointKind.REPLY}
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_many_may_begin_at_one_tail(rig, prompt, arch):
+    """Ten forks of one history, the first of which supersedes it."""
+    r = rig(arch)
+    history = prompt(300)
+    history += r.complete(history, max_tokens=50).tokens
+    running = [r.start(history + prompt(20, seed=s)) for s in range(3)]
+    first, *others = [x.answer().restored for x in running]
+    assert first == len(history)
+    assert all(restored >= 299 for restored in others)
+
+
+def test_a_request_that_writes_nothing_supersedes_nothing(rig, prompt):
+    r = rig("qwen3_5")
+    tokens = prompt(300)
+    tokens += r.complete(tokens, max_tokens=50).tokens
+    reader = r.complete(tokens + prompt(20, seed=2), write=False)
+    assert reader.restored == len(tokens)
+    assert r.engine.counts("m").superseded_replies == 0
+    assert r.complete(tokens + prompt(20, seed=3), read=False).restored == 0
+
+
+def test_exact_does_not_begin_at_a_tail(rig, prompt):
+    r = rig("qwen3_5", chunk=256)
+    tokens = prompt(300)
+    tokens += r.complete(tokens, max_tokens=50, policy=Policy.EXACT).tokens
+    assert r.complete([*tokens, 1, 2], policy=Policy.EXACT).restored == 0
+
+
+def test_a_tail_is_stored_after_a_while(rig, prompt):
+    """Without another request: the engine wakes up by itself."""
+    r = rig("qwen3_5", reply_idle=0.05)
+    r.complete(prompt(300), max_tokens=50)
+    one = written(r, BlobClass.STATE)
+    deadline = time.monotonic() + 60
+    while written(r, BlobClass.STATE) == one and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert written(r, BlobClass.STATE) == 2 * one
+
+
+def test_tails_have_a_bound(rig, prompt, monkeypatch):
+    """Beyond it the oldest is stored at once."""
+    r = rig("qwen3_5", reply_idle=3600.0)
+    r.complete(prompt(300), max_tokens=20)
+    one = written(r, BlobClass.STATE)
+    monkeypatch.setattr(tails, "_BYTES", 100_000)
+    r.complete(prompt(300, seed=2), max_tokens=20)
+    r.complete(prompt(300, seed=3), max_tokens=20)
+    assert written(r, BlobClass.STATE) > 3 * one
+    r.close()
+    r = rig("qwen3_5")
+    assert r.cache.stats().removed == {}
+
+
+@pytest.mark.parametrize("arch", [*STATEFUL, "llama"])
+@pytest.mark.parametrize("generated", [212, 211, 213])
+def test_replies_that_end_at_a_block_end(rig, prompt, arch, generated):
+    """The last rows were taken at the step before it was known to be the last."""
+    r = rig(arch)
+    tokens = prompt(300)
+    whole = tokens + r.complete(tokens, max_tokens=generated).tokens
+    r.close()
+    r = rig(arch)
+    assert r.complete([*whole, 5, 6]).restored == len(whole)
+
+
+@pytest.mark.parametrize("arch", [*STATEFUL, "llama"])
+def test_cancelled_at_any_step(rig, prompt, arch):
+    """What was generated is a restore point, at a block end too."""
+    r = rig(arch, block=16, chunk=64, stride=128)
+    for steps in range(1, 20, 3):
+        tokens = prompt(100, seed=steps)
+        running = r.start(tokens, max_tokens=10_000)
+        events = []
+        while sum(isinstance(e, Generated) for e in events) < steps:
+            events.append(running.next())
+        running.ticket.cancel()
+        whole = tokens + running.answer().tokens
+        again = r.complete([*whole, 5, 6])
+        assert again.restored == len(whole)
+
+
+def test_a_broken_chain_costs_speed_only(rig, prompt):
+    """The rows before the tail were removed: the answer is computed."""
+    r = rig("qwen3_5")
+    tokens = prompt(300)
+    whole = tokens + r.complete(tokens, max_tokens=20).tokens
+    cold = rig("qwen3_5", home="b").complete([*whole, 5])
+    for path in r.cache_root.glob("ns/*/*"):
+        path.chmod(0o600)
+        path.write_bytes(b"")
+    again = r.complete([*whole, 5])
+    assert again.restored == 0
+    assert again.tokens == cold.tokens
