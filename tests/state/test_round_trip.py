@@ -12,7 +12,7 @@ from kvport.manifest.layout import BlobClass, LayerClass
 from kvport.snapshot.engine.mlx_private import Batch
 from kvport.snapshot.state.blobs import Assembly, to_buffers
 from kvport.snapshot.state.kinds import flatten, leaves
-from kvport.snapshot.state.probe import probe
+from kvport.snapshot.state.probe import make_caches, probe
 from kvport.snapshot.state.rows import take
 
 ARCHITECTURES = [
@@ -87,7 +87,7 @@ def insert(batch, prompt, max_tokens=1000):
 def test_staggered_batch_restores_what_mlx_lm_extracts(model):
     """Prefill and batched decode of three sequences, captured 16 rows at a time."""
     layout = probe(model).layout
-    batch = Batch(model, CHUNK)
+    batch = Batch(model, CHUNK, lambda: make_caches(model, None))
     captured, done = {}, {}
     lengths = iter([150, 70, 101])
     for step in range(110):
@@ -131,7 +131,7 @@ def test_staggered_batch_restores_what_mlx_lm_extracts(model):
 def test_b65_window_state_survives_past_and_below_the_window(model, length):
     """Restored rows continue exactly as canonical rows of the origin do."""
     layout = probe(model).layout
-    batch = Batch(model, CHUNK)
+    batch = Batch(model, CHUNK, lambda: make_caches(model, None))
     uid = insert(batch, prompt_of(length + 1, seed=1))
     captured, done = Captured(layout), 0
     while done < length:

@@ -24,7 +24,7 @@ from kvport.manifest.layout import BlobClass
 from kvport.manifest.tokens import TOKEN_SIZE, KeyChain, encode_tokens
 from kvport.snapshot.cache.cache import Chain
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.engine.mlx_private import Live
+from kvport.snapshot.engine.steps import Live
 from kvport.snapshot.engine.stops import Plan, cuts
 from kvport.snapshot.engine.taken import NO_POINT, Base, Taken
 from kvport.snapshot.state.rows import Leaves, take

@@ -9,39 +9,13 @@ from functools import partial
 import mlx.core as mx
 
 from kvport.snapshot.engine.drafting.drafter import Drafting
-from kvport.snapshot.engine.mlx_private import Batch, Live, Sampler, Step
+from kvport.snapshot.engine.mlx_private import Batch
 from kvport.snapshot.engine.models import Model
 from kvport.snapshot.engine.solo import Solo
+from kvport.snapshot.engine.steps import Live, Sampler, Step
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.probe import make_caches
 from kvport.snapshot.state.untyped import Cache
-
-
-def open_solo(
-    model: Model,
-    chunk: int,
-    kv_form: KvForm | None,
-    drafting: Drafting | None,
-) -> Solo:
-    """A lane of sequences that run one at a time.
-
-    Args:
-        model: what to run.
-        chunk: tokens that prefill evaluates at once.
-        kv_form: of keys and values, as the model was probed with. A model that was
-            refused keeps its own.
-        drafting: how its sequences are drafted; None if they are not.
-    """
-    form = None if model.layout is None else kv_form
-    caches = partial(make_caches, model.module, form)
-    return Solo(model.module, chunk, caches, drafting)
-
-
-def open_batch(model: Model, chunk: int, kv_form: KvForm | None) -> Batch | Solo:
-    """A lane of undrafted sequences, batched where the model can be."""
-    if model.alone is None:
-        return Batch(model.module, chunk)
-    return open_solo(model, chunk, kv_form, None)
 
 
 class Lanes:
@@ -54,10 +28,21 @@ class Lanes:
         kv_form: KvForm | None,
         drafting: Drafting | None,
     ) -> None:
-        self._batch = Batch(model.module, chunk) if model.alone is None else None
+        """Open what the model needs.
+
+        Args:
+            model: what to run.
+            chunk: tokens that prefill evaluates at once.
+            kv_form: of keys and values, as the model was probed with.
+            drafting: how sequences are drafted; None if they are not.
+        """
+        if model.layout is None:
+            kv_form = None  # what the probe refused is served in the model's own form
+        module, caches = model.module, partial(make_caches, model.module, kv_form)
+        self._batch = Batch(module, chunk, caches) if model.alone is None else None
         self._solo: Solo | None = None
         if self._batch is None or drafting is not None:
-            self._solo = open_solo(model, chunk, kv_form, drafting)
+            self._solo = Solo(module, chunk, caches, drafting)
 
     @property
     def drafts(self) -> bool:
@@ -77,7 +62,7 @@ class Lanes:
         max_tokens: int,
         sampler: Sampler | None,
         stops: Sequence[int],
-        drafted: bool,
+        drafted: bool = False,
     ) -> int:
         """Queue a sequence: see `Batch.insert` and `Solo.insert`."""
         if self._batch is not None and not drafted:

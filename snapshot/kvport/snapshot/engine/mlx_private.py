@@ -1,13 +1,16 @@
 """The only module that knows mlx-lm's private attributes, behind a small interface.
 
-`Batch` drives one `BatchGenerator`: prefill one sequence at a time (no padding, so
-bytes do not depend on neighbours), decode batched. After each `step` it says where the
-live caches of a sequence are and how many tokens they hold: all that capture needs.
+`Batch` prefills one sequence at a time, on caches of its own (no padding, so bytes do
+not depend on neighbours; and attention to a long prompt needs no mask in memory), and
+decodes all of them in one `BatchGenerator`. After each `step` it says where the live
+caches of a sequence are and how many tokens they hold: all that capture needs.
 
 `conformance` proves on a one-layer model that these attributes mean what is assumed of
 them here. It runs at every start: mlx-lm is pinned, but pins can be overridden.
 """
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -18,65 +21,45 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvport.manifest.layout import BlobClass
+from kvport.snapshot.engine.sequence import SoloSequence
+from kvport.snapshot.engine.steps import Live, Sampler, Step, Token
 from kvport.snapshot.errors import EngineConformanceError
 from kvport.snapshot.state.probe import probe
 from kvport.snapshot.state.rows import take
 from kvport.snapshot.state.untyped import Cache, Model
-
-Sampler = Callable[[mx.array], mx.array]
 
 _UNBOUNDED: Final = 1 << 20
 """Width of the generation batch; admission is the scheduler's business, and a full
 batch would block prefill."""
 
 
-@attrs.frozen
-class Live:
-    """Where a sequence's live caches are, right now."""
+@attrs.define(eq=False)
+class _Prefill:
+    """A prompt on its way into the batch."""
 
-    caches: Sequence[Cache]
-    row: int
-    held: int
-    """Tokens of the sequence that the caches hold."""
-
-
-@attrs.frozen
-class Token:
-    """One token of the reply; `live` finds it in the cache when this is handed out."""
-
-    uid: int
-    token: int
-    logprobs: mx.array
-    """Log-probabilities that the token was drawn from, shape [vocabulary]."""
-    finish: str | None
-    """`stop`, `length`, or None while the sequence goes on."""
-    last: Live | None
-    """Caches of a finished sequence; they are views of the batch: use at once."""
-
-
-@attrs.frozen
-class Step:
-    """What one step did."""
-
-    prefilled: tuple[int, ...]
-    """Sequences whose prompt advanced to a stop."""
-    tokens: tuple[Token, ...]
-    drafted: int = 0
-    """Guesses that were verified."""
-    accepted: int = 0
-    """Guesses among `tokens`."""
+    sequence: SoloSequence
+    segments: deque[Sequence[int]]
+    """What is left of it, without its last token."""
+    enter: Callable[[list[Cache]], int]
+    """Hand its caches to the generator; gives the uid there."""
 
 
 class Batch:
     """One model's running sequences; all calls from one thread."""
 
-    def __init__(self, model: Model, chunk: int) -> None:
-        self._generator = BatchGenerator(
-            model,
-            prefill_batch_size=1,
-            prefill_step_size=chunk,
-            completion_batch_size=_UNBOUNDED,
+    def __init__(
+        self, model: Model, chunk: int, make_caches: Callable[[], list[Cache]]
+    ) -> None:
+        self._model: Final = model
+        self._chunk: Final = chunk
+        self._make_caches: Final = make_caches
+        self._generator: Final = BatchGenerator(
+            model, prefill_batch_size=1, completion_batch_size=_UNBOUNDED
         )
+        self._prefills: dict[int, _Prefill] = {}
+        self._inner: dict[int, int] = {}
+        """The generator's uid of each sequence that is in it."""
+        self._count = 0
 
     def insert(
         self,
@@ -91,8 +74,8 @@ class Batch:
         """Queue a sequence.
 
         Args:
-            segments: the rest of the prompt; prefill stops at the end of each. The last
-                one is the prompt's last token alone: mlx-lm holds it back.
+            segments: the rest of the prompt; prefill stops at the end of each, and
+                before the prompt's last token.
             prefix: tokens that `caches` hold.
             caches: restored caches, or None to begin at token 0.
             max_tokens: tokens to generate at most.
@@ -100,26 +83,49 @@ class Batch:
             stops: token ids that end the reply.
 
         Returns:
-            The sequence's uid.
+            The sequence's uid, above 0.
         """
-        (uid,) = self._generator.insert_segments(
-            [[list(segment) for segment in segments]],
-            max_tokens=[max_tokens],
-            caches=[caches],
-            all_tokens=[list(prefix)],
-            samplers=[sampler],
-            stop_sequences=[StopSequences([[stop] for stop in stops])],
+        prompt = [*prefix, *itertools.chain.from_iterable(segments)]
+        *before, last = segments
+
+        def enter(filled: list[Cache]) -> int:
+            (uid,) = self._generator.insert_segments(
+                [[prompt[-1:]]],
+                max_tokens=[max_tokens],
+                caches=[filled if len(prompt) > 1 else None],
+                all_tokens=[prompt[:-1]],
+                samplers=[sampler],
+                stop_sequences=[StopSequences([[stop] for stop in stops])],
+            )
+            return int(uid)
+
+        self._count += 1
+        self._prefills[self._count] = _Prefill(
+            sequence=SoloSequence(
+                self._model,
+                self._make_caches() if caches is None else caches,
+                prefix=prefix,
+                sampler=None,
+                drafting=None,
+            ),
+            segments=deque(part for part in (*before, last[:-1]) if part),
+            enter=enter,
         )
-        return int(uid)
+        return self._count
 
     def step(self) -> Step:
         """Decode one token for all, then prefill one chunk of one sequence."""
-        prompts, replies = self._generator.next()
+        for uid, prefill in list(self._prefills.items()):
+            if not prefill.segments:
+                del self._prefills[uid]
+                self._inner[uid] = prefill.enter(prefill.sequence.caches)
+        replies = self._generator.next()[1] if self._inner else ()
+        outer = {inner: uid for uid, inner in self._inner.items()}
         return Step(
-            prefilled=tuple(r.uid for r in prompts if not r.end_of_prompt),
+            prefilled=self._prefill(),
             tokens=tuple(
                 Token(
-                    uid=r.uid,
+                    uid=outer[r.uid],
                     token=r.token,
                     logprobs=r.logprobs,
                     finish=r.finish_reason,
@@ -133,15 +139,21 @@ class Batch:
 
     def live(self, uid: int) -> Live | None:
         """The sequence's caches between steps; None before its first step."""
+        if (prefill := self._prefills.get(uid)) is not None:
+            found = prefill.sequence
+            return Live(found.caches, 0, found.held) if found.held else None
+        inner = self._inner.get(uid)
         for batch in (self._generator._prompt_batch, self._generator._generation_batch):  # noqa: SLF001 - what this module is for
-            if uid in batch.uids:
-                row = batch.uids.index(uid)
+            if inner in batch.uids:
+                row = batch.uids.index(inner)
                 return Live(batch.prompt_cache, row, len(batch.tokens[row]))
         return None
 
     def remove(self, uid: int) -> None:
         """Forget a sequence, wherever it is."""
-        self._generator.remove([uid])
+        self._prefills.pop(uid, None)
+        if (inner := self._inner.pop(uid, None)) is not None:
+            self._generator.remove([inner])
 
     @property
     def stream(self) -> mx.Stream:
@@ -152,6 +164,18 @@ class Batch:
     def close(self) -> None:
         """Give the wired memory limit back."""
         self._generator.close()
+
+    def _prefill(self) -> tuple[int, ...]:
+        """Prefill one chunk; the sequence that advanced."""
+        if not self._prefills:
+            return ()
+        uid, prefill = next(iter(self._prefills.items()))
+        segment = prefill.segments.popleft()
+        if rest := segment[self._chunk :]:
+            prefill.segments.appendleft(rest)
+        with mx.stream(self.stream):
+            prefill.sequence.prefill(segment[: self._chunk])
+        return (uid,)
 
 
 def conformance() -> None:
@@ -173,7 +197,7 @@ def conformance() -> None:
     model(mx.array([prompt[:4]]), cache=alone)
     expected = take(layout, alone, row=0, held=4, cuts=[(1, 4)], state=False)
 
-    batch = Batch(model, chunk=4)
+    batch = Batch(model, 4, lambda: list(make_prompt_cache(model)))
     uids = []
     for _ in range(2):
         segments = [prompt[:4], prompt[4:6], prompt[6:]]
@@ -182,15 +206,8 @@ def conformance() -> None:
                 segments, prefix=[], caches=None, max_tokens=3, sampler=None, stops=[]
             )
         )
-    first = batch.step()
-    live = batch.live(uids[0])
-    if first.prefilled != (uids[0],) or live is None or live.held != 4:
+    if batch.step().prefilled != (uids[0],) or _held(batch, uids[0]) != 4:
         raise EngineConformanceError("prefill does not stop at the end of a segment")
-    found = take(layout, live.caches, row=live.row, held=4, cuts=[(1, 4)], state=False)
-    for a, b in zip(expected[0], found[0], strict=True):
-        for index, leaf in a[BlobClass.KV].items():
-            if not mx.array_equal(leaf, b[BlobClass.KV][index]).item():
-                raise EngineConformanceError("rows are not where they are looked for")
     counts = dict.fromkeys(uids, len(prompt))
     for _ in range(12):
         for token in batch.step().tokens:
@@ -198,6 +215,23 @@ def conformance() -> None:
             counts[token.uid] += 1
             if live is None or live.held != counts[token.uid]:
                 raise EngineConformanceError("a handed-out token is not in the cache")
+            found = take(
+                layout,
+                live.caches,
+                row=live.row,
+                held=live.held,
+                cuts=[(1, 4)],
+                state=False,
+            )
+            for a, b in zip(expected[0], found[0], strict=True):
+                for index, leaf in a[BlobClass.KV].items():
+                    if not mx.array_equal(leaf, b[BlobClass.KV][index]).item():
+                        raise EngineConformanceError("rows are not where they belong")
     if set(counts.values()) != {len(prompt) + 3}:
         raise EngineConformanceError("a reply does not end where it was told to")
     batch.close()
+
+
+def _held(batch: Batch, uid: int) -> int | None:
+    live = batch.live(uid)
+    return None if live is None else live.held

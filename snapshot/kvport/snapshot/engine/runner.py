@@ -22,7 +22,6 @@ from kvport.snapshot.engine.budget import Footprint, default_budget, footprint
 from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.lanes import Lanes
-from kvport.snapshot.engine.mlx_private import Live, Token
 from kvport.snapshot.engine.models import Model
 from kvport.snapshot.engine.requests import (
     Cancelled,
@@ -34,6 +33,7 @@ from kvport.snapshot.engine.requests import (
 from kvport.snapshot.engine.restore import NOTHING, Prepared, Restorer
 from kvport.snapshot.engine.running import Job
 from kvport.snapshot.engine.sampling import make_sampler
+from kvport.snapshot.engine.steps import Live, Token
 from kvport.snapshot.engine.stops import plan
 from kvport.snapshot.engine.tails import Tail, Tails
 from kvport.snapshot.engine.tuning import Counts, Tuning

@@ -10,9 +10,9 @@ import structlog
 from numpy.typing import NDArray
 
 from kvport.snapshot.engine.capture import Recorder
-from kvport.snapshot.engine.mlx_private import Live, Token
 from kvport.snapshot.engine.replies import ReplyText
 from kvport.snapshot.engine.requests import Generated, Logprob, Request, Sink
+from kvport.snapshot.engine.steps import Live, Token
 from kvport.snapshot.engine.taken import Taken
 
 log = structlog.get_logger(__name__)

@@ -6,8 +6,8 @@ from typing import Final
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from kvport.snapshot.engine.mlx_private import Sampler
 from kvport.snapshot.engine.requests import Sampling
+from kvport.snapshot.engine.steps import Sampler
 
 _GREEDY: Final = 1e-4
 """Below this temperature the likeliest token is drawn anyway, and float32 overflows."""

@@ -22,7 +22,7 @@ from typing import Final
 import mlx.core as mx
 
 from kvport.snapshot.engine.drafting.drafter import Drafting
-from kvport.snapshot.engine.mlx_private import Sampler
+from kvport.snapshot.engine.steps import Sampler
 from kvport.snapshot.state.rollback import Snapshot, can_cut, cut
 from kvport.snapshot.state.untyped import Cache, Model
 

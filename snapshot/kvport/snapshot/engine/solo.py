@@ -16,8 +16,8 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from kvport.snapshot.engine.drafting.drafter import Drafting
-from kvport.snapshot.engine.mlx_private import Live, Sampler, Step, Token
 from kvport.snapshot.engine.sequence import SoloSequence
+from kvport.snapshot.engine.steps import Live, Sampler, Step, Token
 from kvport.snapshot.state.untyped import Cache, Model
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvport.manifest.layout import BlobClass, StateLayout
-from kvport.snapshot.engine.lanes import open_batch
-from kvport.snapshot.engine.mlx_private import Live
+from kvport.snapshot.engine.lanes import Lanes
 from kvport.snapshot.engine.models import Model
+from kvport.snapshot.engine.steps import Live
 from kvport.snapshot.engine.stops import plan
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.state.kinds import rebuild
@@ -64,8 +64,8 @@ def continue_hot(
     way = plan(
         len(prompt), layout=layout, chunk=tuning.chunk, stride=tuning.stride, fork=None
     )
-    batch = open_batch(model, tuning.chunk, tuning.kv_form)
-    batch.insert(
+    lanes = Lanes(model, tuning.chunk, tuning.kv_form, None)
+    lanes.insert(
         way.segments(prompt, at),
         prefix=prompt[:at],
         caches=rebuild(layout, arrays, at),
@@ -75,6 +75,6 @@ def continue_hot(
     )
     rows: list[Any] = []
     while len(rows) <= steps:
-        rows += [np.array(t.logprobs.astype(mx.float32)) for t in batch.step().tokens]
-    batch.close()
+        rows += [np.array(t.logprobs.astype(mx.float32)) for t in lanes.step().tokens]
+    lanes.close()
     return np.stack(rows)

@@ -13,7 +13,6 @@ from kvport.manifest.identity import KeyId
 from kvport.manifest.layout import StateLayout
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.engine.local_identity import FileDigests
-from kvport.snapshot.engine.mlx_private import Live
 from kvport.snapshot.engine.models import Model
 from kvport.snapshot.engine.requests import (
     Cancelled,
@@ -33,6 +32,7 @@ from kvport.snapshot.engine.selfcheck.hot import (
     canonical,
     continue_hot,
 )
+from kvport.snapshot.engine.steps import Live
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import EngineStoppedError, UnsupportedModelError
 
