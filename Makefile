@@ -36,7 +36,7 @@ check: setup
 	$(BIN)/python tests/packaging/check_wheel.py
 
 soak: setup
-	$(BIN)/pytest -m soak --timeout 7200 $(ARGS)
+	$(BIN)/pytest -m soak --timeout 7200 -n $(JOBS) $(ARGS)
 
 bench: setup
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -9,6 +9,7 @@ from kvport.manifest.identity import PointKind
 from kvport.manifest.layout import BlobClass
 from kvport.snapshot.engine import tails
 from kvport.snapshot.engine.requests import Generated, Policy
+from kvport.snapshot.errors import EngineStoppedError
 
 STATEFUL = ["qwen3_5", "gemma3_text", "falcon_h1"]
 
@@ -181,3 +182,12 @@ def test_a_broken_chain_costs_speed_only(rig, prompt):
     again = r.complete([*whole, 5])
     assert again.restored == 0
     assert again.tokens == cold.tokens
+
+
+def test_an_engine_that_was_shut_down_says_so(rig, prompt):
+    """An export that comes too late must not wait for ever."""
+    r = rig("qwen3_5")
+    r.complete(prompt(30))
+    r.engine.close()
+    with pytest.raises(EngineStoppedError):
+        r.engine.store_tails("m")

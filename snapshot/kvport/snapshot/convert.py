@@ -20,7 +20,7 @@ from kvport.manifest.limits import MIB
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.manifest.ustar import ENVELOPE_NAME
 from kvport.snapshot.cache.cache import Cache
-from kvport.snapshot.cache.records import Match, Namespace
+from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.engine.convert import store_caches
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model, load_model, locate
@@ -203,10 +203,7 @@ class Converter:
             raise GoneError("what was imported is not there")
         path = self._cache.path(self._namespace, record.tip)
         position = path[-1].end
-        match = Match(nodes=path, position=position)
-        caches = assemble(
-            self._cache, self._namespace, match.nodes, match.position
-        ).caches()
+        caches = assemble(self._cache, self._namespace, path, position).caches()
         # What `mlx_lm.generate --prompt-cache-file` asks of a file.
         metadata = {"model": self.source, "tokenizer_config": "{}"}
         write_prompt_cache(to, caches, form, metadata)

@@ -115,10 +115,7 @@ class Batch:
 
     def step(self) -> Step:
         """Decode one token for all, then prefill one chunk of one sequence."""
-        for uid, prefill in list(self._prefills.items()):
-            if not prefill.segments:
-                del self._prefills[uid]
-                self._inner[uid] = prefill.enter(prefill.sequence.caches)
+        self._enter()
         replies = self._generator.next()[1] if self._inner else ()
         outer = {inner: uid for uid, inner in self._inner.items()}
         return Step(
@@ -164,6 +161,12 @@ class Batch:
     def close(self) -> None:
         """Give the wired memory limit back."""
         self._generator.close()
+
+    def _enter(self) -> None:
+        """Hand over what is prefilled; nothing here holds its caches any longer."""
+        for uid in [uid for uid, p in self._prefills.items() if not p.segments]:
+            prefill = self._prefills.pop(uid)
+            self._inner[uid] = prefill.enter(prefill.sequence.caches)
 
     def _prefill(self) -> tuple[int, ...]:
         """Prefill one chunk; the sequence that advanced."""

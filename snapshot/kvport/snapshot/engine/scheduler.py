@@ -10,7 +10,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -183,7 +183,11 @@ class Engine:
             raise UnknownModelError(f"no model is called {name!r} here") from None
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run something in the engine's thread and wait for it."""
+        """Run something in the engine's thread and wait for it.
+
+        Raises:
+            EngineStoppedError: the thread has ended.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -193,6 +197,9 @@ class Engine:
                 future.set_exception(error)
 
         self._inbox.put(run)
+        while not wait([future], timeout=1).done:
+            if not self._thread.is_alive() and not future.done():
+                raise EngineStoppedError("the server is shutting down")
         return future.result()
 
     def store_tails(self, name: str) -> None:
@@ -200,6 +207,7 @@ class Engine:
 
         Raises:
             UnknownModelError: there is no model of this name.
+            EngineStoppedError: the engine has been shut down.
         """
         self.call(self._runner(name).store_tails)
 
