@@ -36,8 +36,9 @@ def test_a_value_with_a_name_goes_before_one_without():
         ("points=2", "not one of stride, newest, every, forks, prompts, replies"),
         ("prompts=two", "with a number"),
         ("prompts=", "with a number"),
-        ("prompts=-1", "with a number"),
+        ("prompts=-1", "below 1"),
         ("prompts=0", "below 1"),
+        ("stride=" + "9" * 5000, "with a number"),
         ("stride=100", "not a multiple of the chunk, 512"),
         ("", "not one of"),
     ],
@@ -54,7 +55,9 @@ def test_drafts_by_model(tmp_path):
     assert drafts([], NAMES, 8) == {"big": None, "small": None}
 
 
-@pytest.mark.parametrize("value", ["nowhere", "big:nowhere", "big:", "x:lookup"])
+@pytest.mark.parametrize(
+    "value", ["nowhere", "big:nowhere", "big:", "x:lookup", "~nobody-here/x"]
+)
 def test_a_draft_that_is_no_directory_is_refused(value):
     with pytest.raises(click.BadParameter):
         drafts([value], NAMES, 8)

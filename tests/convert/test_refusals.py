@@ -253,6 +253,26 @@ def test_a_prompt_shorter_than_the_state_is_refused(bench):
         b.wrap(path, tokens_of(39))
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
+def test_another_prompt_is_noticed(bench, arch):
+    """Nothing in the file names its prompt: signing another one would be a lie."""
+    b = bench(arch)
+    path = b.save(b.fill(200, decoded=9))
+    other = [(7 * token) % 290 + 1 for token in tokens_of(200)]
+    for wrong in (other, [1, *tokens_of(200)[:-1]], [*tokens_of(199), 3]):
+        with pytest.raises(PromptCacheMismatchError, match="not that of this prompt"):
+            b.wrap(path, wrong)
+    b.wrap(path, tokens_of(200))
+
+
+def test_a_prompt_of_another_length_is_noticed_where_tokens_are_not_counted(bench):
+    b = bench("mamba2")
+    path = b.save(b.fill(200))
+    for length in (194, 199, 201, 219):
+        with pytest.raises(PromptCacheMismatchError, match="not that of this prompt"):
+            b.wrap(path, tokens_of(length))
+
+
 @pytest.mark.parametrize("tokens", [[], [-1], [10**9]])
 def test_a_prompt_that_the_model_cannot_have_is_refused(bench, tokens):
     b = bench("llama")

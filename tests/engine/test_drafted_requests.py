@@ -9,6 +9,7 @@ from kvport.manifest.identity import Lineage, PointKind
 from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.requests import Generated, Policy, Sampling
 from kvport.snapshot.errors import SettingError
+from kvport.snapshot.state.kv_form import Limit
 
 NGRAM = DraftSource()
 KINDS = ["llama", "gemma3_text", "qwen3_5", "mamba2", "llama4", "baichuan_m1"]
@@ -105,6 +106,13 @@ def test_exact_requests_and_those_that_ask_not_to_be_are_not_drafted(rig, prompt
     assert r.engine.counts("m").drafted_tokens == 0
     r.complete(repetitive(prompt), max_tokens=100)
     assert r.engine.counts("m").drafted_tokens > 0
+
+
+def test_a_limited_cache_is_not_drafted(rig, prompt):
+    """What a token sees would depend on how many are evaluated at once."""
+    r = rig("llama", draft=NGRAM, kv_form=Limit(48))
+    r.complete(repetitive(prompt), max_tokens=100)
+    assert r.engine.counts("m").drafted_tokens == 0
 
 
 def test_a_seed_gives_the_reply_that_it_gives_undrafted(rig, prompt):

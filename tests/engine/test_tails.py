@@ -8,7 +8,7 @@ import pytest
 from kvport.manifest.identity import PointKind
 from kvport.manifest.layout import BlobClass
 from kvport.snapshot.engine import tails
-from kvport.snapshot.engine.requests import Generated, Policy
+from kvport.snapshot.engine.requests import Generated, Policy, Sampling
 from kvport.snapshot.errors import EngineStoppedError
 
 STATEFUL = ["qwen3_5", "gemma3_text", "falcon_h1"]
@@ -98,6 +98,49 @@ def test_many_may_begin_at_one_tail(rig, prompt, arch):
     first, *others = [x.answer().restored for x in running]
     assert first == len(history)
     assert all(restored >= 299 for restored in others)
+
+
+@pytest.mark.parametrize("idle", [5.0, 0.0])
+@pytest.mark.parametrize("fork", [None, 299])
+@pytest.mark.parametrize("arch", ["gemma3_text", "qwen3_5", "baichuan_m1"])
+def test_two_samples_of_a_prompt_go_on_each_by_itself(rig, prompt, arch, fork, idle):
+    """What one conversation prunes, or supersedes, is not what the other stands on."""
+    r = rig(arch, reply_idle=idle)
+    asked = prompt(300)
+    sampling = Sampling(temperature=1.5, seed=3)
+    replies = [
+        r.start(asked, max_tokens=40, fork=fork),
+        r.start(asked, max_tokens=41, fork=fork, sampling=sampling),
+    ]
+    one, other = (asked + reply.answer().tokens for reply in replies)
+    for seed in range(3):
+        other += prompt(9, seed=seed)
+        other += r.complete(list(other), fork=fork and len(other) - 1).tokens
+    r.cache.flush()
+    hot = r.complete([*one, 7], write=False, full_logprobs=True)
+    assert hot.restored == len(one)
+    r.close()
+    warm = rig(arch).complete([*one, 7], write=False, full_logprobs=True)
+    assert warm.restored == len(one)
+    assert np.array_equal(hot.logprobs, warm.logprobs)
+
+
+@pytest.mark.parametrize("arch", ["gemma3_text", "baichuan_m1"])
+def test_a_reply_that_goes_on_while_its_sibling_prunes(rig, prompt, arch):
+    """Its rows wait in memory; those before them stay stored."""
+    r = rig(arch, reply_idle=0.0)
+    asked = prompt(300)
+    long = r.start(asked, max_tokens=150)
+    while not isinstance(long.next(), Generated):
+        pass
+    other = asked
+    for seed in range(3):
+        other = [*other, *prompt(60, seed=seed)]
+        other += r.complete(list(other), max_tokens=3).tokens
+    whole = asked + long.answer().tokens
+    assert r.complete([*whole, 7], write=False).restored == len(whole)
+    r.close()
+    assert rig(arch).complete([*whole, 7]).restored == len(whole)
 
 
 def test_a_request_that_writes_nothing_supersedes_nothing(rig, prompt):

@@ -33,6 +33,9 @@ again, and the state is restored and continued for 32 greedy steps:
 - `drafted`: the same after a reply whose tokens a draft model guessed, mostly wrongly,
   so that all layers were stepped back again and again.
 
+Prompts have up to 172 tokens at chunk, stride and block 64, which is more than the tiny
+models' windows; weights are random, float32, and the figures are the CPU's.
+
 The figures are the largest absolute difference of log-probabilities, over the whole
 vocabulary, to the origin's own continuation from its live caches, under the policies
 `nearest` and `exact`; 0 is equal, bit for bit. In the column `cold` it is the

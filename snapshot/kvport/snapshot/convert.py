@@ -7,7 +7,7 @@ refused for whatever an import refuses. Only the home's keys are used.
 
 import contextlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final, Self
@@ -21,10 +21,11 @@ from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.manifest.ustar import ENVELOPE_NAME
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.engine.convert import store_caches
+from kvport.snapshot.engine.convert import check_prompt, store_caches
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model, load_model, locate
 from kvport.snapshot.engine.restore import assemble
+from kvport.snapshot.engine.template import Message
 from kvport.snapshot.errors import (
     BadPromptError,
     GoneError,
@@ -36,6 +37,7 @@ from kvport.snapshot.node import DEFAULT_SCOPE, Prompt, rendered
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.prompt_cache import read_prompt_cache
 from kvport.snapshot.state.prompt_cache_writer import Form, write_prompt_cache
+from kvport.snapshot.state.untyped import Tokenizer
 from kvport.snapshot.transfer.exporter import Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
 from kvport.snapshot.transfer.ledger import Direction, Ledger
@@ -77,6 +79,7 @@ class Converter:
 
     model: Model
     source: str
+    kv_form: KvForm | None
     _keyring: Keyring
     _cache: Cache
     _ledger: Ledger
@@ -123,6 +126,7 @@ class Converter:
             yield cls(
                 model=model,
                 source=source,
+                kv_form=kv_form,
                 keyring=keyring,
                 cache=cache,
                 ledger=ledger,
@@ -133,24 +137,30 @@ class Converter:
         """Write a prompt cache file as an artifact.
 
         Nothing in such a file says which prompt it is of: that is the caller's word,
-        which the home's key signs. It may be longer than what the caches hold. Caches
-        that do not count their tokens are taken to hold the whole prompt.
+        which is checked by computing a part of it, or all where layers keep no rows. It
+        may be longer than what the caches hold. Caches that do not count their tokens
+        are taken to hold the whole prompt, messages as `mlx_lm.cache_prompt` has them.
 
         Raises:
             BadPromptError: the prompt is empty, or not in the model's vocabulary.
             PromptCacheError: the file is damaged, or none of mlx-lm's.
             PromptCacheMismatchError: it is not of this model or prompt.
         """
-        tokens = rendered(self.model.tokenizer, prompt).tokens
-        if not tokens or not 0 <= min(tokens) <= max(tokens) < self.model.vocabulary:
-            raise BadPromptError("the prompt is empty, or has ids that the model lacks")
         layout = self._namespace.layout
         found = read_prompt_cache(file, layout)
+        tokens = rendered(self.model.tokenizer, prompt).tokens
+        if found.position is None and prompt.messages is not None:
+            tokens = _as_cached(self.model.tokenizer, prompt.messages)
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < self.model.vocabulary:
+            raise BadPromptError("the prompt is empty, or has ids that the model lacks")
         held = len(tokens) if found.position is None else found.position
         if held > len(tokens):
             raise PromptCacheMismatchError(
                 f"the file holds {held} tokens, the prompt has {len(tokens)}"
             )
+        check_prompt(
+            self.model.module, self.kv_form, layout, found.caches, tokens[:held]
+        )
         signer = self._keyring.signing_key()
         store_caches(
             self._cache,
@@ -208,3 +218,13 @@ class Converter:
         metadata = {"model": self.source, "tokenizer_config": "{}"}
         write_prompt_cache(to, caches, form, metadata)
         return Converted(result.artifact_id, self.model.name, position)
+
+
+def _as_cached(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """Messages as mlx-lm's `cache_prompt` renders them: the last one is left open."""
+    found = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    return [int(token) for token in found]

@@ -20,6 +20,8 @@ from kvport.api.run_file import is_locked, running
 _KEY_VARIABLE: Final = "KVPORT_API_KEY"
 _KEY: Final = re.compile(r"[!-~]+", re.ASCII)
 _START_SECONDS: Final = 20
+_CLAIM_SECONDS: Final = 3
+"""In which a server that was started just now takes its home."""
 _POLL_SECONDS: Final = 0.1
 _HANDOVER_SECONDS: Final = 0.05
 """A server that starts frees its home for an instant, between claim and ownership."""
@@ -78,9 +80,11 @@ def _given_key(file: Path | None) -> str | None:
 def _await_start(home: Path) -> None:
     if running(home) is not None:
         return
-    deadline = time.monotonic() + _START_SECONDS
+    began = time.monotonic()
     with _waiting():
-        while _is_owned(home) and time.monotonic() < deadline:
+        while (waited := time.monotonic() - began) < _START_SECONDS:
+            if waited > _CLAIM_SECONDS and not _is_owned(home):
+                break
             time.sleep(_POLL_SECONDS)
             if running(home) is not None:
                 return

@@ -75,11 +75,14 @@ def convert(
 
     If FILE is a prompt cache of `mlx_lm.cache_prompt`, writes it as a file to import,
     signed with the home's key. Name the prompt that it is of: it holds the prompt's
-    first tokens, and nobody can tell whether of another one. A prompt cache that does
-    not count its tokens (recurrent layers only) must be of the whole prompt.
+    first tokens. For models with a chat template `cache_prompt` makes a user's message
+    of its prompt: name it with --messages-file. A part of the prompt is computed, to
+    see that it is the one; all of it where layers keep no rows (recurrent layers only),
+    and then the cache must be of the whole prompt.
 
-    If FILE is one that `kvport export` wrote, verifies it under the home's trust list
-    and writes its state as a prompt cache, which mlx-lm loads and continues.
+    If FILE is one that `kvport export` wrote, verifies it under the home's trust list,
+    or as the home's own, and writes its state as a prompt cache, which mlx-lm loads and
+    continues.
     """
     log_to_stderr(logging.WARNING)
     if not home.exists():
@@ -94,9 +97,12 @@ def convert(
                 raise click.UsageError(
                     "An artifact names its own prompt."
                     if artifact
-                    else "Name the prompt: --prompt-file, --messages-file or"
+                    else f"{file} is no file of `kvport export`. If it is a prompt"
+                    " cache, name its prompt: --prompt-file, --messages-file or"
                     " --tokens-file."
                 )
+            if output.exists() and output.samefile(file):
+                raise LocalFileError(f"{output}: is the file to convert")
             with (
                 # Beside the output, where there must be as much room.
                 tempfile.TemporaryDirectory(

@@ -4,6 +4,7 @@ In: the values of `--points` and `--draft`, and the names of the models. Out: fo
 model what holds for it. A value with a model's name goes before one without.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from kvport.snapshot.engine.drafting.drafter import DraftSource
 
 LOOKUP: Final = "lookup"
 OFF: Final = "off"
+_INTEGER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 _NUMBERS: Final = ("stride", *(field.name for field in attrs.fields(Retention)))
 
 
@@ -83,7 +85,7 @@ def _points(texts: Sequence[str], stride: int, chunk: int) -> PointSettings:
     numbers: dict[str, int] = {"stride": stride}
     for part in ",".join(texts).split(",") if texts else ():
         key, _, value = part.partition("=")
-        if key not in _NUMBERS or not value.isascii() or not value.isdecimal():
+        if key not in _NUMBERS or not _INTEGER.fullmatch(value):
             known = ", ".join(_NUMBERS)
             raise click.BadParameter(
                 f"{part!r} is not one of {known}, with a number: stride=8192",
@@ -105,7 +107,10 @@ def _draft(texts: Sequence[str], tokens: int) -> DraftSource | None:
         return None
     if (source := texts[-1]) == LOOKUP:
         return DraftSource(tokens=tokens)
-    directory = Path(source).expanduser()
+    try:
+        directory = Path(source).expanduser()
+    except RuntimeError:  # the home of somebody who does not exist
+        directory = Path(source)
     if not source or not directory.is_dir():
         raise click.BadParameter(
             f"{source!r} is neither {LOOKUP}, {OFF}, nor a model's directory",

@@ -113,10 +113,12 @@ class Cap(Size):
     "point_values",
     metavar="[MODEL:]KEY=N,...",
     multiple=True,
-    help="Restore points, for all models or one (repeatable): `stride` as above, and"
-    " what stays of a conversation: stride points within the `newest` tokens, before"
-    " that those at multiples of `every`; the last `forks`, `prompts` and `replies`. By"
-    " default newest=32768,every=16384,forks=2,prompts=1,replies=1.",
+    help="Restore points, for all models or one (repeatable; what is said last holds)."
+    " `stride`: tokens between points of a prompt, before --stride. What stays of a"
+    " conversation: stride points within the `newest` tokens of its end, older ones at"
+    " multiples of `every`; the last `forks` (where the next turn parts from this one),"
+    " `prompts` and `replies` (their ends). By default"
+    " newest=32768,every=16384,forks=2,prompts=1,replies=1.",
 )
 @click.option(
     "--draft",
@@ -126,7 +128,7 @@ class Cap(Size):
     help="Guess the next tokens and verify several at once, for all models or one"
     " (repeatable): `lookup` finds guesses in the text itself, a directory holds a"
     " smaller model of the same vocabulary. One reply at a time is drafted, beside the"
-    " others.",
+    " others. It pays if guesses are right: `kvport cache stats` counts accepted ones.",
 )
 @click.option(
     "--draft-tokens",

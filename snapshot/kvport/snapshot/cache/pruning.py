@@ -35,6 +35,11 @@ SELECT n FROM up"""
 _OF_KINDS: Final = """
 SELECT EXISTS (SELECT 1 FROM node
     WHERE n IN (SELECT value FROM json_each(?)) AND kinds & ?)"""
+_FIRST: Final = """
+SELECT min("end") FROM node
+    WHERE n IN (SELECT value FROM json_each(?)) AND kinds & ?"""
+_OPENING: Final = 64
+"""Tokens with which a template opens a reply, at most."""
 
 
 @attrs.frozen
@@ -82,10 +87,11 @@ def prunable(
     n = index.find(ns, tip)
     if n is None:
         return Pruning()
-    path = list(_path(index, n))
+    held = leases.rows(ns)
+    path = list(_path(index, n, frozenset(held)))
     need = WindowCoverage.of(layout)
     verdicts = judge([row.node for row in path], retention, need)
-    leased = _at_or_above(index, leases.rows(ns))
+    leased = _at_or_above(index, held)
     read = _at_or_above(index, leases.rows(ns, reading=True))
     dead = _dead(index, ns, path, verdicts, leased)
     drops = (
@@ -99,11 +105,13 @@ def prunable(
     )
 
 
-def _path(index: Index, tip: int) -> Iterator[_Row]:
+def _path(index: Index, tip: int, held: frozenset[int]) -> Iterator[_Row]:
     for n, start, end, kinds, children, classes in index.all(_PATH, {"tip": tip}):
+        # What a running request has not stored yet will hang where its lease is.
+        hanging = children + (n in held)
         yield _Row(
             n=n,
-            node=PathNode(start, end, kinds_of(kinds), children),
+            node=PathNode(start, end, kinds_of(kinds), hanging),
             classes=tuple(map(BlobClass, classes.split(","))) if classes else (),
         )
 
@@ -138,11 +146,13 @@ def _dead(
         )
         if child not in on_path
         and child not in leased
-        and not _has_fork(index, index.subtree(ns, [child]))
+        and _is_dead(index, index.subtree(ns, [child]), row.node.end)
     ]
 
 
-def _has_fork(index: Index, nodes: Sequence[int]) -> bool:
-    fork = kind_bits([PointKind.FORK])
-    ((found,),) = index.all(_OF_KINDS, (json.dumps(list(nodes)), fork))
-    return bool(found)
+def _is_dead(index: Index, nodes: Sequence[int], fork: int) -> bool:
+    """Whether a branch is a prompt that was opened for a reply, and its reply."""
+    these = json.dumps(list(nodes))
+    ((forks,),) = index.all(_OF_KINDS, (these, kind_bits([PointKind.FORK])))
+    ((prompt,),) = index.all(_FIRST, (these, kind_bits([PointKind.PROMPT])))
+    return not forks and prompt is not None and prompt <= fork + _OPENING

@@ -14,8 +14,8 @@ Pure: leases, and what is really stored, are the business of who asks. The rules
 * A node keeps its window rows while a point needs them that stays, at or below it.
   Where other branches hang on a node of the path, they are kept as if it stayed, even
   if it is a fork that does not: points of these branches may need rows above it.
-* Below a fork that a later prompt has passed, other branches without a fork are dead:
-  templates that drop the reasoning never ask for them again.
+* Below a fork that a later prompt has passed, a prompt that only opened a reply there,
+  and the reply, are dead: templates that drop the reasoning never ask for them again.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,11 +1,16 @@
-"""Live caches that somebody else filled, cut into segments and stored.
+"""Live caches that somebody else filled, checked, cut into segments and stored.
 
+A prompt cache does not say which prompt it is of. `check_prompt` computes as much of
+the prompt as tells: the first rows of layers that keep all of them, or else everything.
 What is stored restores at its end alone: windows have dropped the rows that earlier
 points would need, and a state is of one position.
 """
 
 import itertools
 from collections.abc import Sequence
+from typing import Final
+
+import mlx.core as mx
 
 from kvport.manifest.coverage import WindowCoverage
 from kvport.manifest.identity import PointKind, Provenance
@@ -19,9 +24,84 @@ from kvport.snapshot.errors import CapacityError, PromptCacheMismatchError
 from kvport.snapshot.state import untyped
 from kvport.snapshot.state.blobs import to_buffers
 from kvport.snapshot.state.kinds import flatten
-from kvport.snapshot.state.rows import held_rows, take
+from kvport.snapshot.state.kv_form import KvForm
+from kvport.snapshot.state.probe import make_caches
+from kvport.snapshot.state.rows import Leaves, held_rows, take
 
-_OWNER = "convert"
+_OWNER: Final = "convert"
+_FIRST: Final = 256
+"""Rows that are compared: no other prompt has the same."""
+_CHUNK: Final = 512
+_ROUNDING: Final = 0.05
+"""Of the largest value: another machine rounds otherwise, another prompt differs."""
+
+
+def check_prompt(
+    module: untyped.Model,
+    kv_form: KvForm | None,
+    layout: StateLayout,
+    caches: Sequence[untyped.Cache],
+    tokens: Sequence[int],
+) -> None:
+    """Check that caches hold the state of `tokens`, up to rounding.
+
+    Without layers that keep all rows this computes the whole prompt. A limited cache
+    (a layout with a head) depends on how it was filled: it is not checked.
+
+    Args:
+        module: the model.
+        kv_form: of keys and values.
+        layout: the model's.
+        caches: live, as somebody left them.
+        tokens: ids of what they are said to hold.
+
+    Raises:
+        PromptCacheMismatchError: they hold something else.
+    """
+    if layout.head:
+        return
+    by_rows = layout.has(BlobClass.KV)
+    count = min(len(tokens), _FIRST) if by_rows else len(tokens)
+    ours = make_caches(module, kv_form)
+    for start in range(0, count, _CHUNK):
+        part = tokens[start : min(start + _CHUNK, count)]
+        module(mx.array([list(part)]), cache=ours)
+        mx.eval([cache.state for cache in ours])
+    found = [
+        _checked(layout, filled, held, count, by_rows=by_rows)
+        for filled, held in ((ours, count), (caches, len(tokens)))
+    ]
+    for index, leaf in found[0].items():
+        if mx.issubdtype(leaf.dtype, mx.floating) and leaf.size:
+            other = found[1][index]
+            allowed = _ROUNDING * mx.maximum(mx.abs(leaf).max(), mx.abs(other).max())
+            if not mx.all(mx.abs(leaf - other) <= allowed).item():
+                raise PromptCacheMismatchError(
+                    "the file's state is not that of this prompt; mind that"
+                    " mlx_lm.cache_prompt puts its prompt into the chat template"
+                )
+
+
+def _checked(
+    layout: StateLayout,
+    caches: Sequence[untyped.Cache],
+    held: int,
+    count: int,
+    *,
+    by_rows: bool,
+) -> Leaves:
+    (segment,), state = take(
+        layout,
+        caches,
+        row=0,
+        held=held,
+        cuts=[(0, count)],
+        state=not by_rows,
+        windows=() if by_rows else None,
+    )
+    return {i: leaf for found in segment.values() for i, leaf in found.items()} | (
+        state or {}
+    )
 
 
 def store_caches(

@@ -233,8 +233,13 @@ class Engine:
 def _drafting(
     source: DraftSource | None, model: Model, store: Store | None, files: FileDigests
 ) -> Drafting | None:
-    """How a model is drafted; one that runs uncached has state we cannot step back."""
-    if source is None or model.layout is None:
+    """How a model is drafted, None if it is not."""
+    if source is None:
+        return None
+    if model.layout is None or model.layout.head:
+        # State that is not known cannot be stepped back; and in a limited cache what a
+        # token sees depends on how many are evaluated at once: replies would differ.
+        log.warning("model_undrafted", model=model.name)
         return None
     drafter: DrafterFactory = NgramDrafter
     if source.model is not None:

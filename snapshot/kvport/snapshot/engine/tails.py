@@ -61,8 +61,14 @@ class Tail:
         return sum(array.nbytes for found in leaves for array in found.values())
 
     def superseded_by(self, tokens: bytes) -> bool:
-        """Whether a longer prompt is the same conversation's next turn."""
-        stable = self.position if self.fork is None else self.fork
+        """Whether a longer prompt is the same conversation's next turn.
+
+        One that goes on with another reply is of a sibling, unless the template drops
+        replies anyway.
+        """
+        stable = self.position
+        if self.fork is not None and self.fork < self.prompt - 1:
+            stable = self.fork
         return len(tokens) > self.prompt * TOKEN_SIZE and tokens.startswith(
             self.tokens[: stable * TOKEN_SIZE]
         )

@@ -19,7 +19,7 @@ from kvport.manifest.layout import DTYPE_BYTES
 from kvport.manifest.limits import MIB
 from kvport.snapshot.errors import PromptCacheError
 
-_HEADER_BYTES: Final = 16 * MIB
+_HEADER_BYTES: Final = 2 * MIB
 _METADATA: Final = "__metadata__"
 _NAME: Final = re.compile(r"(0|[1-9][0-9]{0,4})(\.(0|[1-9][0-9]{0,4})){0,15}", re.ASCII)
 _DIGITS: Final = 16
