@@ -22,12 +22,18 @@ class ModelInfo:
     name: str
     cached: bool
     refusal: str | None
+    drafted: bool
 
     @classmethod
     def from_json(cls, one: Mapping[str, Any]) -> Self:
         """From an entry of `GET /v1/models`."""
         cache = one["cache"]
-        return cls(name=one["id"], cached=cache["enabled"], refusal=cache["refusal"])
+        return cls(
+            name=one["id"],
+            cached=cache["enabled"],
+            refusal=cache["refusal"],
+            drafted=one["drafted"],
+        )
 
 
 @attrs.frozen(kw_only=True)

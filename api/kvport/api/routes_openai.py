@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 @get("/v1/models")
 async def list_models(node: Served) -> dict[str, Any]:
-    """The models that requests may name; why one runs without the cache, if it does."""
+    """The models that requests may name; why one runs uncached, and what is drafted."""
     return {
         "object": "list",
         "data": [
@@ -49,6 +49,7 @@ async def list_models(node: Served) -> dict[str, Any]:
                     "enabled": node.engine.store(name) is not None,
                     "refusal": model.refusal,
                 },
+                "drafted": node.engine.drafts(name),
             }
             for name, model in node.engine.models.items()
         ],

@@ -19,6 +19,13 @@ def list_(*, server: Server, as_json: bool) -> None:
         print_json({"models": [attrs.asdict(model) for model in found]})
         return
     print_table(
-        ("model", "cache"),
-        ((m.name, "on" if m.cached else f"off: {m.refusal or ''}") for m in found),
+        ("model", "cache", "drafts"),
+        (
+            (
+                m.name,
+                "on" if m.cached else f"off: {m.refusal or ''}",
+                "on" if m.drafted else "off",
+            )
+            for m in found
+        ),
     )

@@ -100,6 +100,11 @@ class Runner:
         """Whether no further request may wait."""
         return len(self._waiting) >= self._tuning.queue
 
+    @property
+    def drafts(self) -> bool:
+        """Whether replies may be drafted."""
+        return self._drafting is not None
+
     def add(self, job: Job) -> None:
         """Queue a request."""
         self._waiting.append(job)

@@ -89,6 +89,10 @@ class Engine:
         """Where the model's state is kept; None if it runs uncached."""
         return self._runner(name).store
 
+    def drafts(self, name: str) -> bool:
+        """Whether replies of a model may be drafted."""
+        return self._runner(name).drafts
+
     def counts(self, name: str) -> Counts:
         """What the model's requests asked, restored and computed so far."""
         return attrs.evolve(self._runner(name).counts)
