@@ -5,9 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 
 # Before anything imports mlx: compiling takes seconds per model on the CPU.
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own():
+    """A command that ran in this process set logging up for itself, not for others."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ def running_server(
     """`kvport serve` on a free port, ready; found through its home."""
     command = [
         *(sys.executable, "-m", "kvport.api", "serve", "--json"),
-        *("--home", str(home), "--port", "0", *options),
+        *("--home", str(home), "--port", "0", "--free-floor", "0", *options),
         *(part for model in models for part in ("--model", str(model))),
     ]
     home.mkdir(mode=0o700, exist_ok=True)

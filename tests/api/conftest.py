@@ -51,7 +51,7 @@ def running(
     home: Path, *models: Path, patience: float = 60, **settings
 ) -> Iterator[Running]:
     tuning = Tuning(chunk=256, stride=256)
-    settings = {"tuning": tuning, "cap_bytes": 1 << 30, **settings}
+    settings = {"tuning": tuning, "cap_bytes": 1 << 30, "free_floor": 0, **settings}
     node = Node.open(NodeSettings(home=home, **settings))
     with contextlib.ExitStack() as undo:
         undo.callback(node.close)

@@ -17,7 +17,7 @@ def main() -> None:
     listening = claim_socket("127.0.0.1", 0)
     # Small, so that a client that does not read is soon waited for.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    node = Node.open(NodeSettings(home=home, cap_bytes=1 << 30))
+    node = Node.open(NodeSettings(home=home, cap_bytes=1 << 30, free_floor=0))
     node.load_model(str(model))
     serve(node, listening, ready=lambda url: print(json.dumps(url), flush=True))
 

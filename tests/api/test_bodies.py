@@ -173,7 +173,11 @@ def test_fields_without_effect_are_ignored_whatever_they_hold(kind, good, value)
         ({**CHAT, "max_tokens": 0}, '"max_tokens": expected `int` >= 1'),
         (
             {**CHAT, "cache": {"policy": "newest"}},
-            '"cache.policy": not one of the values that it takes',
+            '"cache.policy": not one of nearest, exact',
+        ),
+        (
+            {**CHAT, "cache": {"artifact": "x"}},
+            '"cache.artifact": expected an artifact\'s id: blake3: and 64 hex digits',
         ),
         ([], "the body: expected `object`, got `array`"),
     ],
@@ -244,3 +248,52 @@ def test_arguments_nested_without_end_are_a_bad_request():
     call = {"function": {"name": "f", "arguments": "[" * 100_000}}
     with pytest.raises(BadRequestError):
         conversation([{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_what_a_request_leaves_in_the_cache(kind):
+    good = CHAT if kind is ChatBody else TEXT
+    usual = decode(kind, json.dumps(good).encode()).cache
+    assert (usual.read, usual.write, usual.ttl, usual.pin) == (True, True, None, None)
+    given = {
+        "read": False,
+        "ttl": 315_360_000,
+        "pin": {"owner": "the night's run ~", "seconds": 2_592_000},
+    }
+    cache = decode(kind, json.dumps({**good, "cache": given}).encode()).cache
+    assert (cache.read, cache.write, cache.ttl) == (False, True, 315_360_000)
+    assert (cache.pin.owner, cache.pin.seconds) == ("the night's run ~", 2_592_000)
+
+
+@pytest.mark.parametrize(
+    ("field", "cache"),
+    [
+        ("cache.read", {"read": 1}),
+        ("cache.write", {"write": "no"}),
+        ("cache.ttl", {"ttl": 0}),
+        ("cache.ttl", {"ttl": 1.5}),
+        ("cache.ttl", {"ttl": 315_360_001}),
+        ("cache.pin.owner", {"pin": {"owner": "", "seconds": 1}}),
+        ("cache.pin.owner", {"pin": {"owner": "x" * 65, "seconds": 1}}),
+        ("cache.pin.owner", {"pin": {"owner": "né", "seconds": 1}}),
+        ("cache.pin.owner", {"pin": {"owner": "two\nlines", "seconds": 1}}),
+        ("cache.pin.owner", {"pin": {"owner": "line\n", "seconds": 1}}),
+        ("cache.pin.owner", {"pin": {"seconds": 1}}),
+        ("cache.pin.seconds", {"pin": {"owner": "x"}}),
+        ("cache.pin.seconds", {"pin": {"owner": "x", "seconds": 0}}),
+        ("cache.pin.seconds", {"pin": {"owner": "x", "seconds": 2_592_001}}),
+        ("cache.pin.until", {"pin": {"owner": "x", "seconds": 1, "until": 5}}),
+        ("cache.pin", {"write": False, "pin": {"owner": "x", "seconds": 1}}),
+        ("cache.ttl", {"write": False, "ttl": 5}),
+        ("cache.artifact", {"read": False, "artifact": "blake3:" + "0" * 64}),
+        ("cache.artifact", {"artifact": "blake3:" + "0" * 64 + "\n"}),
+    ],
+)
+def test_nonsense_about_the_cache_is_refused_by_name(field, cache):
+    assert refusal(CompletionBody, {**TEXT, "cache": cache}).fields[0] == field
+
+
+@pytest.mark.parametrize("name", ["read", "write", "ttl", "pin"])
+def test_a_probe_takes_nothing_that_it_would_not_heed(name):
+    body = {"model": "m", "prompt": "Hi", "cache": {name: None}}
+    assert refusal(ProbeBody, body).fields == (f"cache.{name}",)

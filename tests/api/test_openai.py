@@ -48,7 +48,8 @@ def events(answer: httpx.Response) -> list[dict]:
 def test_models_are_listed(http):
     listed = http.get("/v1/models").json()["data"]
     assert {model["id"] for model in listed} == set(MODELS)
-    assert all(model["cache"] == {"enabled": True, "refusal": None} for model in listed)
+    usual = {"enabled": True, "refusal": None, "state": "on"}
+    assert all(model["cache"] == usual for model in listed)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -317,3 +318,31 @@ def test_too_many_waiting_requests_are_told_to_come_back(tmp_path, model_dir):
         answer = text(http)
     assert (answer.status_code, answer.json()["code"]) == (429, "overloaded")
     assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_request_may_leave_nothing_behind_and_restore_nothing(origin, chat):
+    text = f"what is not to be kept, {'as talk' if chat else 'as text'}. " * 20
+    talk = [{"role": "user", "content": text}]
+    prompt = {"messages": talk} if chat else {"prompt": text}
+
+    def ask(**options) -> tuple[int, tuple[int, ...]]:
+        found = origin.client.complete("qwen3_5", max_tokens=4, **prompt, **options)
+        return found.cached_tokens, found.tokens
+
+    first = ask(write=False)
+    assert ask(write=False) == first
+    assert first[0] == 0
+    assert ask() == first
+    restored, tokens = ask()
+    assert restored > 0
+    assert ask(read=False) == first
+    assert tokens == first[1]
+
+
+def test_a_pin_where_nothing_is_stored_is_refused(tmp_path, models):
+    with running(tmp_path / "home", models[0], cache_enabled=False) as server:
+        pin = {"owner": "x", "seconds": 60}
+        with pytest.raises(ProblemError) as refused:
+            server.client.complete("llama", prompt="Hi", pin=pin)
+        assert (refused.value.status, refused.value.code) == (409, "cache_off")

@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("transfer", "engine")
+NAMES = ("transfer", "engine", "scale")
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from kvport.snapshot.engine.requests import Failed, Generated, Request
 from kvport.snapshot.engine.runner import Store
 from kvport.snapshot.engine.scheduler import Engine
 from kvport.snapshot.engine.tuning import Tuning
+from kvport.snapshot.volume import Volume
 
 ROUNDS = 5
 CHUNK, STRIDE = 512, 4096
@@ -131,14 +132,15 @@ class _Opened:
     def __init__(self, work: Path, model: Path, draft: DraftSource | None) -> None:
         work.mkdir()
         self.cache = Cache.open(
-            work / "cache", cap_bytes=None, on_removed=lambda _: None
+            work / "cache", cap_bytes=None, free_floor=0, on_removed=lambda _: None
         )
         self.engine = Engine(Tuning(chunk=CHUNK, stride=STRIDE, draft=draft))
         local = SigningKey.generate().public.key_id
 
         def store(found) -> Store:
             namespace = self.cache.namespace(found.identity, "default", BLOCK_SIZE)
-            return Store(cache=self.cache, namespace=namespace, local=local)
+            volume = Volume.holding(self.cache)
+            return Store(volume=volume, namespace=namespace, local=local)
 
         self.engine.load("m", model, FileDigests(work / "digests.json"), store)
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import attrs
 from blake3 import blake3
 
 from kvport.manifest.identity import (
@@ -25,16 +26,19 @@ from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.manifest.tokens import encode_tokens, prefix_keys
 from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.clock import Clocks
 from kvport.snapshot.cache.records import (
     ExactRule,
     Match,
     Namespace,
     NewSegment,
     NodeRecord,
+    Pin,
     Removed,
     Selection,
 )
 from kvport.snapshot.cache.retention import Retention
+from kvport.snapshot.cache.schema import class_number
 from kvport.snapshot.errors import DamagedError
 
 KV = CacheLayout("0", CacheKind.KV, None, (LeafSpec("k", "F16", (1, 2, -1, 3)),))
@@ -69,17 +73,41 @@ def identity_of(layout: StateLayout, model: int = 0) -> StateIdentity:
     return StateIdentity(f"blake3:{model:064x}", (), {}, "model", layout, "0.32.2")
 
 
+class Time:
+    """Clocks that stand still until a test lets them go on, or sets the wall's."""
+
+    def __init__(self) -> None:
+        self.boot = 1000.0
+        self.wall = 1_800_000_000.0
+        self.clocks = Clocks(boot=lambda: self.boot, wall=lambda: self.wall)
+
+    def passes(self, seconds: float) -> None:
+        self.boot += seconds
+        self.wall += seconds
+
+
 def open_cache(
     root: Path,
     cap: int | None = 64 * MIB,
     removed: list[Removed] | None = None,
+    **options,
 ) -> Cache:
+    """A cache that does nothing unasked: no floor, and no maintenance by the clock."""
     told = [] if removed is None else removed
-    return Cache.open(root, cap_bytes=cap, on_removed=told.extend)
+    options = {"free_floor": 0, **options}
+    cache = Cache.open(root, cap_bytes=cap, on_removed=told.extend, **options)
+    cache._maintenance.stop(60)
+    return cache
 
 
-def space(cache: Cache, layout: StateLayout = DENSE, scope: str = "default"):
-    return cache.namespace(identity_of(layout), scope, BLOCK)
+def space(
+    cache: Cache,
+    layout: StateLayout = DENSE,
+    scope: str = "default",
+    model: int = 0,
+    **loaded: str,
+) -> Namespace:
+    return cache.namespace(identity_of(layout, model), scope, BLOCK, **loaded)
 
 
 def noise(seed: object, size: int = 1000) -> bytes:
@@ -138,10 +166,12 @@ def store(
     *,
     tip: NodeId = ROOT_NODE,
     retention: Retention | None = None,
+    ttl: int | None = None,
+    pin: Pin | None = None,
     **options,
 ) -> NodeId:
     """Store a path through a chain; answers the id of its end."""
-    chain = cache.chain(ns, tip, "test", retention)
+    chain = cache.chain(ns, tip, "test", retention, ttl=ttl, pin=pin)
     for segment in segments(ns, tokens, cuts, **options):
         chain.append(segment)
     chain.close()
@@ -169,6 +199,17 @@ def read_all(cache: Cache, ns: Namespace, nodes: Sequence[NodeRecord]) -> list[b
     return [bytes(cache.read(ns, ref)) for node in nodes for ref in node.blobs]
 
 
+def stored_tokens(cache: Cache, ns: Namespace, nodes: Sequence[NodeRecord]) -> bytes:
+    """Encoded ids of a path, from behind its rows."""
+    refs = (node.blob(BlobClass.KV) for node in nodes)
+    return b"".join(cache._files.trailer(ns.id, ref) for ref in refs)
+
+
+def with_tokens(nodes: Sequence[NodeRecord], tokens: bytes) -> list[NodeRecord]:
+    """A path's records as an import has them."""
+    return [attrs.evolve(n, tokens=tokens[4 * n.start : 4 * n.end]) for n in nodes]
+
+
 def read_or_lose(cache: Cache, ns: Namespace, nodes: Sequence[NodeRecord]) -> bool:
     try:
         read_all(cache, ns, nodes)
@@ -190,9 +231,39 @@ def blob_files(root: Path) -> set[str]:
     return {path.name for path in root.glob("ns/*/*")}
 
 
+def evict_all(cache: Cache) -> None:
+    """Evict all that may be."""
+    cache._evictor.free(1 << 60)
+
+
 def check_account(cache: Cache, root: Path) -> None:
     """Idle: reserved is what the disk holds, and below the cap."""
     account = cache.stats().account
     assert account.held == 0
     assert account.reserved == walk(root)
     assert account.reserved <= account.cap
+    assert 0 <= account.used_percent <= 100
+    check_usage(cache)
+
+
+def check_usage(cache: Cache) -> None:
+    """What namespaces hold is what the index says, and all of the account's blobs."""
+    rows = cache._index.all(
+        "SELECT ns.id, class, sum(alloc), count(*) FROM file JOIN ns ON ns.n = ns"
+        " GROUP BY 1, 2"
+    )
+    infos = cache.administration.namespaces()
+    held = {
+        (info.id, class_number(blob_class), held.nbytes, held.files)
+        for info in infos
+        for blob_class, held in info.usage.items()
+    }
+    assert held == set(rows)
+    total = sum(nbytes for _, _, nbytes, _ in held)
+    assert total == cache.stats().account.blobs
+
+
+def used(cache: Cache, ns: Namespace) -> int:
+    """Allocated bytes of a namespace's files."""
+    [info] = [one for one in cache.administration.namespaces() if one.id == ns.id]
+    return sum(held.nbytes for held in info.usage.values())

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.cache.builder import open_cache, space
+from tests.cache.builder import Time, open_cache, space
 
 
 @pytest.fixture
@@ -9,8 +9,13 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def cache(root):
-    with open_cache(root) as cache:
+def time():
+    return Time()
+
+
+@pytest.fixture
+def cache(root, time):
+    with open_cache(root, clocks=time.clocks) as cache:
         yield cache
 
 

@@ -10,7 +10,7 @@ from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.cache.retention import Retention
-from tests.cache.builder import ARRAYS, KV, ROTATING, find, store
+from tests.cache.builder import ARRAYS, KV, ROTATING, find, store, stored_tokens
 
 WIDE = attrs.evolve(ROTATING, window=48)
 HYBRID = StateLayout((KV, ARRAYS))
@@ -77,7 +77,7 @@ class Talk:
     def restores(self, position: int) -> bool:
         """Whether the last path restores at this very position."""
         path = self.cache.path(self.ns, self.tip)
-        tokens = b"".join(node.tokens for node in path)[: 4 * position]
+        tokens = stored_tokens(self.cache, self.ns, path)[: 4 * position]
         within = frozenset(node.id for node in path)
         ids = list(memoryview(tokens).cast("I"))
         match = find(self.cache, self.ns, ids, within=within)

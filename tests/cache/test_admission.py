@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import attrs
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from kvport.manifest.identity import PointKind
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import NodeId
+from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.cache.records import Admitted
 from kvport.snapshot.errors import (
     CapacityError,
@@ -31,6 +33,7 @@ from tests.cache.builder import (
     space,
     store,
     walk,
+    with_tokens,
 )
 
 TOKENS = list(range(1000))
@@ -46,6 +49,7 @@ def origin(tmp_path):
         nodes = cache.path(ns, tip)
         blobs = {r.digest: bytes(cache.read(ns, r)) for n in nodes for r in n.blobs}
     nodes = [attrs.evolve(n, attestations=(claim(origins=[OTHER]),)) for n in nodes]
+    nodes = with_tokens(nodes, encode_tokens(TOKENS))
     return nodes, blobs
 
 
@@ -210,10 +214,10 @@ def test_a_volume_that_fails_undoes_an_admission(
         tree, table = picture(root), rows(cache)
         real = os.rename
 
-        def refuse(source, target):
-            if source == last:
+        def refuse(source, target, **where):
+            if Path(source).name == last.name:
                 raise OSError(errno.ENOSPC if full else errno.EIO, "injected")
-            real(source, target)
+            real(source, target, **where)
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", refuse)

@@ -71,7 +71,7 @@ def test_a_volume_full_of_our_own_goes_on_through_restarts(volume):
             check_account(cache, root)
 
 
-def test_a_neighbour_that_takes_the_rest_does_not_keep_it_from_opening(volume):
+def test_b26_a_neighbour_that_takes_the_rest_does_not_keep_it_from_opening(volume):
     root = volume / "cache"
     with open_cache(root, CAP) as cache:
         for number in range(6):
@@ -210,3 +210,15 @@ def test_the_ballast_is_made_at_start_and_again_after_a_batch(root, harm):
     with open_cache(root, 4 * MIB) as cache:
         assert ballast.stat().st_size == 128 * 1024
         assert walk(root) <= 4 * MIB
+
+
+def test_a_cap_that_leaves_no_room_is_said_until_something_is_stored(root):
+    with open_cache(root, 4 * MIB) as cache:
+        assert cache.full is None
+        assert not stored(cache, 1, size=4 * MIB)
+        assert "the cap" in cache.full.reason
+        since = cache.full.since
+        assert not stored(cache, 2, size=4 * MIB)
+        assert cache.full.since == since
+        assert stored(cache, 3, size=1000)
+        assert cache.full is None

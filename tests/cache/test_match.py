@@ -48,7 +48,6 @@ def test_what_was_stored_is_read_after_reopening(root, layout):
         assert match.nodes[0].parent == ROOT_NODE
         for node, segment in zip(match.nodes, segments(ns, TOKENS, cuts), strict=True):
             assert node.key == segment.key
-            assert node.tokens == segment.tokens
             assert node.attestations == (claim(),)
             assert [ref.blob_class for ref in node.blobs] == list(layout.blob_classes)
             for ref in node.blobs:
@@ -267,7 +266,7 @@ def test_scopes_and_identities_do_not_meet(cache):
     assert len({space(cache, scope=s).id for s in ("a", "b", "aa", "default")}) == 4
 
 
-def test_a_request_right_after_another_sees_its_state(cache, ns):
+def test_b32_a_request_right_after_another_sees_its_state(cache, ns):
     for round_ in range(20):
         tokens = [round_, *TOKENS]
         chain = cache.chain(ns, ROOT_NODE, "first")

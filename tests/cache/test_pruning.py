@@ -12,6 +12,7 @@ from kvport.manifest.identity import PointKind
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
+from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.reader import Reader
 from kvport.snapshot.cache.records import RemovalReason
@@ -29,6 +30,7 @@ from tests.cache.builder import (
     segments,
     space,
     store,
+    with_tokens,
 )
 from tests.cache.conversations import ALL, HYBRID, KEEP, WINDOWED, Talk
 
@@ -37,7 +39,8 @@ FORK, PROMPT, REPLY = PointKind.FORK, PointKind.PROMPT, PointKind.REPLY
 
 def blobs_of(cache, blob_class):
     [numbers] = cache.stats().namespaces
-    return numbers.nbytes.get(blob_class, 0) // 1000
+    kind = numbers.kinds.get(blob_class)
+    return kind.files if kind else 0
 
 
 def check_whole(cache, root):
@@ -76,16 +79,15 @@ def test_a_long_conversation_keeps_a_constant_number_of_points(cache, root, layo
     read_all(cache, talk.ns, cache.path(talk.ns, talk.tip))
     stats = cache.stats()
     assert not stats.removed
-    assert stats.damaged == stats.failed_prunings == 0
-    assert stats.captured_tokens == len(talk.tokens)
+    assert stats.damaged == stats.total.failed_prunings == 0
+    assert stats.total.captured_tokens == len(talk.tokens)
+    per_token = sum(stats.written.values()) / 2400
+    assert stats.total.written_per_captured_token == pytest.approx(per_token)
     for blob_class, pruned in stats.pruned.items():
         assert stats.written[blob_class] == pruned.nbytes + 1000 * blobs_of(
             cache, blob_class
         )
         assert pruned.nbytes == 1000 * pruned.blobs
-        assert stats.written_per_token[blob_class] == pytest.approx(
-            stats.written[blob_class] / 2400
-        )
     assert BlobClass.KV not in stats.pruned
     check_whole(cache, root)
 
@@ -275,7 +277,7 @@ def test_a_pruned_node_that_is_stored_again_is_whole_again(cache, root):
     after = cache.stats()
     # Four blobs were written again, and no token was new.
     assert sum(after.written.values()) == sum(before.written.values()) + 4000
-    assert after.captured_tokens == before.captured_tokens == 300
+    assert after.total.captured_tokens == before.total.captured_tokens == 300
     assert [numbers.nodes for numbers in after.namespaces] == [3]
     check_whole(cache, root)
 
@@ -304,7 +306,8 @@ def test_a_pruned_node_that_is_admitted_again_is_whole_again(cache, root):
         for digest, content in data.items():
             staged[digest] = cache.staging("again") / digest.hex()
             staged[digest].write_bytes(content)
-        done = cache.admit(ns, whole, staged, reservation)
+        nodes = with_tokens(whole, encode_tokens(tokens))
+        done = cache.admit(ns, nodes, staged, reservation)
         cache.discard_staging("again")
     assert (done.admitted_segments, done.present_segments) == (0, 3)
     assert cache.path(ns, whole[-1].id) == whole
@@ -370,7 +373,7 @@ def test_a_pruning_that_fails_harms_no_chain(cache, root, monkeypatch):
         patch.setattr(Index, "drop", refuse)
         talk.turn()
     stats = cache.stats()
-    assert stats.failed_prunings == 1
+    assert stats.total.failed_prunings == 1
     assert not stats.skipped
     assert not stats.pruned
     assert stats.leases == 0
@@ -389,7 +392,7 @@ def test_a_path_that_was_removed_meanwhile_is_no_failure(cache, root):
     cache.report_damage(ns, cache.path(ns, chain.tip)[0].blobs[0])
     chain.close()
     cache.flush()
-    assert cache.stats().failed_prunings == 0
+    assert cache.stats().total.failed_prunings == 0
     assert find(cache, ns, list(range(300))) is None
     check_whole(cache, root)
 

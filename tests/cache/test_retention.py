@@ -44,7 +44,10 @@ retentions = st.builds(
 needs = st.builds(WindowCoverage, window=st.integers(0, 30), head=st.integers(0, 6))
 
 
-def kept(path, retention, need=WindowCoverage(window=0)):  # noqa: B008 - frozen
+NO_WINDOW = WindowCoverage(window=0)
+
+
+def kept(path, retention, need=NO_WINDOW):
     return [verdict.kinds for verdict in judge(path, retention, need)]
 
 

@@ -66,7 +66,9 @@ def test_an_expected_root_is_not_made_anew(root, tmp_path):
     from kvport.snapshot.cache.cache import Cache
 
     def expecting(name, at=root):
-        return Cache.open(at, cap_bytes=None, on_removed=list, expected_root=name)
+        return Cache.open(
+            at, cap_bytes=None, free_floor=0, on_removed=list, expected_root=name
+        )
 
     with pytest.raises(MissingRootError):
         expecting("a" * 32)
@@ -96,15 +98,15 @@ FOREIGN = [
     "null",
     '"format"',
     "\xff",
-    '{"format":2,"id":"aa"}',
+    '{"format":9,"id":"aa"}',
     '{"format":true,"id":"aa"}',
     '{"format":1.0,"id":"aa"}',
     '{"format":[1],"id":"aa"}',
-    '{"format":1,"id":""}',
-    '{"format":1,"id":7}',
-    '{"format":1,"id":"\'); DROP"}',
-    '{"format":1,"id":"' + "a" * 100 + '"}',
-    '{"format":1,"id":"aa"}' + " " * 100_000 + "x",
+    '{"format":2,"id":""}',
+    '{"format":2,"id":7}',
+    '{"format":2,"id":"\'); DROP"}',
+    '{"format":2,"id":"' + "a" * 100 + '"}',
+    '{"format":2,"id":"aa"}' + " " * 100_000 + "x",
     "[" * 100_000,
     '{"format":' * 100_000,
     "9" * 10_000,
@@ -213,15 +215,14 @@ ALTERED = [
     *(alter(f"DROP TABLE {name}") for name in ("ns", "node", "file", "blob", "attest")),
     alter("DROP TABLE root"),
     alter("DROP TABLE numerics"),
-    alter("DROP INDEX node_walk"),
+    alter("DROP INDEX node_whole"),
     alter("DROP INDEX node_leaf", "CREATE INDEX node_leaf ON node (used)"),
     alter("ALTER TABLE node RENAME COLUMN kinds TO kind"),
     alter("ALTER TABLE file ADD COLUMN more TEXT"),
     alter("CREATE TABLE stranger (a)"),
     alter("CREATE TRIGGER t AFTER DELETE ON node BEGIN DELETE FROM file; END"),
     alter("PRAGMA user_version=7"),
-    alter("UPDATE root SET format = 2"),
-    alter("UPDATE root SET id = x'ff'"),
+    alter("UPDATE root SET format = 9"),
     alter("UPDATE root SET id = CAST(x'ff' AS TEXT)"),
     alter("DELETE FROM root"),
     alter("INSERT INTO root SELECT * FROM root"),

@@ -4,15 +4,20 @@ import contextlib
 import errno
 import os
 import random
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import pytest
+import structlog
 
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
+from kvport.snapshot.cache import writer as module
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.chain import Item
 from kvport.snapshot.cache.writer import Writer
@@ -137,6 +142,168 @@ def test_the_queue_is_bounded_in_bytes_and_one_oversized_item_passes_alone():
     assert all(sum(batch) <= 100 for batch in gate.batches[1:])
 
 
+def test_b27_what_is_being_written_is_found_by_a_lookup(cache, ns, monkeypatch):
+    real = os.writev
+
+    def slow(fd, parts):
+        time.sleep(0.05)
+        return real(fd, parts)
+
+    monkeypatch.setattr(os, "writev", slow)
+    for number in range(3):
+        chain = cache.chain(ns, ROOT_NODE, "test")
+        for segment in segments(ns, [number, *TOKENS], ENDS):
+            chain.append(segment)
+        chain.close()
+        # In flight, and in the index at once or not at all: found, and readable.
+        match = find(cache, ns, [number, *TOKENS])
+        assert match.position == 700
+        assert len(read_all(cache, ns, match.nodes)) == 3
+
+
+def twelve(cache, ns):
+    chains = []
+    for number in range(12):
+        chain = cache.chain(ns, ROOT_NODE, "test")
+        for segment in segments(ns, [number, *TOKENS], [100], size=100_000):
+            chain.append(segment)
+        chain.close()
+        chains.append(chain)
+    return chains
+
+
+def test_b28_closing_stores_twelve_blocks_through_a_queue_of_four(root):
+    cache = open_cache(root)
+    cache._writer._queue_bytes = 400_000
+    chains = twelve(cache, space(cache))
+    cache.close()
+    assert all(chain.broken is None for chain in chains)
+    with open_cache(root) as cache:
+        for number in range(12):
+            assert position(cache, space(cache), [number, *TOKENS]) == 100
+        check_account(cache, root)
+
+
+def test_b28_what_a_close_could_not_store_is_counted(root, monkeypatch):
+    cache = open_cache(root)
+    cache._writer._patience = 0.2
+    leave, real = threading.Event(), os.writev
+
+    def hang(fd, parts):
+        assert leave.wait(60)
+        return real(fd, parts)
+
+    monkeypatch.setattr(os, "writev", hang)
+    chains = twelve(cache, space(cache))
+    with structlog.testing.capture_logs() as logs:
+        cache.close()
+    [dropped] = [line for line in logs if line["event"] == "cache_queue_dropped"]
+    assert (dropped["segments"], dropped["nbytes"]) == (12, 1_200_000)
+    assert cache.stats().skipped == {"deadline": 12}
+    assert {chain.broken for chain in chains} == {"deadline"}
+    leave.set()
+    cache._writer._thread.join(20)
+    with open_cache(root) as cache:
+        check_account(cache, root)
+
+
+class Slow:
+    """Stands where the store is; a volume on which each batch takes its time."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.stored = 0
+
+    def store(self, batch):
+        time.sleep(self.seconds)
+        self.stored += len(batch)
+
+
+def test_b29_the_deadline_follows_the_bytes_not_a_clock(monkeypatch):
+    monkeypatch.setattr(module, "_TICK", 0.1)
+    monkeypatch.setattr(module, "BATCH_BYTES", 100)
+    slow, left = Slow(0.15), []
+    writer = Writer(slow, patience=0.4)
+    for _ in range(8):
+        writer.put(Item(None, None, 100))
+    began = time.monotonic()
+    assert writer.close(progress=left.append)
+    # Three times the patience, and never a batch without progress for so long.
+    assert time.monotonic() - began > 1.0
+    assert slow.stored == 8
+    assert len(left) > 5
+    assert left == sorted(left, reverse=True)
+    # A large batch gets the time that its bytes take, at the floor rate.
+    writer = Writer(Slow(0.5), patience=0.2)
+    writer.put(Item(None, None, 3 * module.FLOOR_RATE))
+    assert writer.close()
+    writer = Writer(Slow(0.5), patience=0.2)
+    writer.put(Item(None, None, 100))
+    assert not writer.close()
+
+
+def test_b29_a_kill_in_the_middle_of_the_last_flush_leaves_a_valid_index(root):
+    code = (
+        "import os, sys, pathlib, time\n"
+        "from tests.cache.builder import open_cache, space\n"
+        "from tests.cache.test_writer import twelve\n"
+        "cache = open_cache(pathlib.Path(sys.argv[1]))\n"
+        "cache._writer._queue_bytes = 1 << 30\n"
+        "twelve(cache, space(cache))\n"
+        "cache.flush()\n"
+        "real = os.fsync\n"
+        "def slow(fd):\n"
+        "    print(flush=True); time.sleep(0.05); return real(fd)\n"
+        "os.fsync = slow\n"
+        "from tests.cache import builder\n"
+        "chain = cache.chain(space(cache), builder.ROOT_NODE, 'test')\n"
+        "for one in builder.segments(space(cache), [99, *range(900)], range(1, 800)):\n"
+        "    chain.append(one)\n"
+        "cache.close()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE
+    ) as child:
+        for _ in range(5):
+            child.stdout.readline()
+        child.kill()
+    with open_cache(root) as cache:
+        stats = cache.stats()
+        assert stats.index_resets == stats.damaged == 0
+        assert not stats.removed
+        for number in range(12):
+            match = find(cache, space(cache), [number, *TOKENS])
+            assert read_all(cache, space(cache), match.nodes)
+        check_account(cache, root)
+
+
+@pytest.mark.parametrize("call", ["writev", "fsync", "rename"])
+@pytest.mark.parametrize("k", [0, 2, 4])
+def test_b35_a_failed_save_of_a_block_rolls_back_it_and_all_after_it(
+    root, monkeypatch, call, k
+):
+    cuts = [100, 200, 300, 400, 500]
+    with open_cache(root) as cache:
+        ns = space(cache)
+        chain = cache.chain(ns, ROOT_NODE, "test")
+        for number, segment in enumerate(segments(ns, TOKENS, cuts)):
+            with monkeypatch.context() as patch:
+                if number == k:
+                    patch.setattr(os, call, failing(call, errno.EIO, at=1))
+                chain.append(segment)
+                cache.flush()
+        chain.close()
+        cache.flush()
+        assert chain.broken == "storage"
+        assert cache.stats().skipped == {"storage": len(cuts) - k}
+        assert position(cache, ns, TOKENS) == 100 * k
+        assert len(blob_files(root)) == k
+        check_account(cache, root)
+        store(cache, ns, TOKENS, cuts)
+        assert position(cache, ns, TOKENS) == 500
+        check_account(cache, root)
+
+
 def test_closing_stores_what_is_queued(root):
     with open_cache(root) as cache:
         ns = space(cache)
@@ -225,7 +392,7 @@ def test_a_callback_that_fails_does_not_end_the_writer(root):
     def failing(_removed):
         raise RuntimeError("a defect elsewhere")
 
-    cache = Cache.open(root, cap_bytes=4 * MIB, on_removed=failing)
+    cache = Cache.open(root, cap_bytes=4 * MIB, free_floor=0, on_removed=failing)
     with cache:
         ns = space(cache)
         for number in range(20):

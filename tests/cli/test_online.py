@@ -13,6 +13,7 @@ import pytest
 
 from kvport.api.run_file import running
 from kvport.snapshot.keyring import Keyring
+from tests.cache.builder import walk
 
 ROOM = ["--max-tokens", "4"]
 FIRST_CHARACTERS = itertools.count(0x410)
@@ -31,6 +32,14 @@ def pair(server, other_server):
     other_server.json("trust", "add", key, "--name", "first server")
     yield server, other_server
     other_server.run("trust", "remove", server.json("keys", "show")["key_id"])
+
+
+def test_complete_says_what_is_pinned(server, prompt):
+    done = server.run("complete", prompt, *ROOM, "--pin", "zed=5m")
+    assert done.exit_code == 0, done.output
+    assert f"{len(prompt) + 4} tokens are pinned until 20" in done.stderr
+    ended = server.run("cache", "unpin", "zed")
+    assert (ended.exit_code, ended.stdout) == (0, "1 pin ended\n")
 
 
 def test_complete_prints_the_reply_and_what_was_restored(server, prompt):
@@ -66,6 +75,33 @@ def test_complete_under_exact_restores_less(server, prompt):
     server.run("complete", prompt, *ROOM)
     answer = server.json("complete", prompt, *ROOM, "--policy", "exact")
     assert answer["cached_tokens"] == 0
+
+
+def test_complete_restores_and_stores_what_it_is_told(server, prompt):
+    def cached(*options: str) -> int:
+        return server.json("complete", prompt, *ROOM, *options)["cached_tokens"]
+
+    assert cached("--no-write") == cached("--ttl", "12h", "--pin", "a=b=2d") == 0
+    assert cached("--no-read", "--no-write") == 0
+    assert cached() == len(prompt) - 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--pin", "night"),
+        ("--pin", "=12h"),
+        ("--pin", "night=soon"),
+        ("--ttl", "0"),
+    ],
+)
+def test_complete_takes_no_pin_or_time_of_another_form(cli, options):
+    assert cli.run("complete", "Hi", *options).exit_code == 2
+
+
+def test_complete_does_not_pin_what_it_does_not_write(server):
+    options = ("--no-write", "--pin", "night=12h")
+    assert server.refusal("complete", "Hi", *options) == "bad_request"
 
 
 def test_prompts_come_from_files_and_standard_input(server, prompt, tmp_path):
@@ -233,24 +269,61 @@ def test_probe_tells_what_a_policy_would_restore(server, prompt):
     assert near["restorable_tokens"] == len(prompt) - 1
 
 
-def test_stats_add_up(server, prompt):
+def test_stats_add_up_to_a_walk_of_the_directory(server, prompt):
     server.run("complete", prompt, *ROOM)
     server.run("probe", prompt)  # waits for what is being stored
-    account = server.json("cache", "stats")["cache"]["account"]
-    assert account["cap"] == 256 << 20
+    found = server.json("cache", "stats")
+    cache = found["cache"]
+    assert found["cap_bytes"] == 256 << 20
+    assert found["total_bytes"] == walk(server.home / "cache")
+    rows = [one["bytes"] for one in cache["namespaces"]]
+    assert sum(rows) + sum(cache["beside"].values()) == found["total_bytes"]
+    assert found["used_percent"] == pytest.approx(
+        100 * found["total_bytes"] / found["effective_cap_bytes"], abs=0.01
+    )
+    assert "llama" in {one["model"] for one in cache["namespaces"]}
     shown = server.run("cache", "stats").stdout
-    assert "of 256.0 MiB" in shown
-    assert "per new token)" in shown
+    assert "of 256.0 MiB (" in shown
+    held, counted = (part.splitlines() for part in shown.split("\n\n")[0:4:3])
+    *names, index, overhead, total = [line.split()[0] for line in held[1:]]
+    assert "llama" in names
+    assert (index, overhead, total) == ("(index)", "(overhead)", "total")
+    assert counted[0].split()[:4] == ["model", "namespace", "hits", "misses"]
+    assert any(line.startswith("llama ") for line in counted[1:])
     assert "model llama" in shown
+
+
+def test_a_namespace_of_two_names_shows_both(other_server):
+    cache = other_server.json("cache", "stats")["cache"]
+    assert [one["model"] for one in cache["namespaces"]] == ["first, second"]
 
 
 def test_models_lists_what_is_served(server, other_server):
     (model,) = server.json("models", "list")["models"]
-    off = {"refusal": None, "drafted": False}
+    off = {"refusal": None, "state": "on", "drafted": False, "keep_alive": None}
     assert model == {"name": "llama", "cached": True, **off}
     names = [one["name"] for one in other_server.json("models", "list")["models"]]
     assert names == ["first", "second"]
     assert "first" in other_server.run("models", "list").stdout
+
+
+def test_models_are_loaded_and_unloaded(server, model_dir):
+    loaded = server.json(
+        *("models", "load", str(model_dir("qwen3_5"))),
+        *("--name", "extra", "--keep-alive", "1h"),
+    )
+    assert (loaded["name"], loaded["keep_alive"]) == ("extra", 3600)
+    assert "3600 s" in server.run("models", "list").stdout
+    args = ("models", "load", str(model_dir("llama")), "--name", "extra")
+    assert server.refusal(*args) == "model_loaded"
+    gone = server.json("models", "unload", "extra")
+    assert gone["model"] == "extra"
+    assert gone["weight_bytes"] > 0
+    assert server.refusal("models", "unload", "extra") == "unknown_model"
+    again = server.run("models", "load", str(model_dir("llama")), "--name", "extra")
+    assert again.exit_code == 0
+    assert "extra is loaded (cache on)" in again.stderr
+    assert "weights are free" in server.run("models", "unload", "extra").stderr
 
 
 def test_a_server_with_two_models_wants_a_name(other_server, prompt):
@@ -262,7 +335,7 @@ def test_an_unknown_model_is_refused(server, prompt):
 
 
 def test_without_a_server_the_refusal_says_so(cli, prompt):
-    assert cli.refusal("cache", "stats") == "no_server"
+    assert cli.refusal("cache", "artifacts") == "no_server"
     assert cli.refusal("complete", prompt) == "no_server"
     said = cli.run("complete", prompt).stderr
     assert f"no server runs on the home {cli.home}" in said

@@ -19,7 +19,17 @@ from tests.cli.conftest import Cli
 
 
 def command(home, *args: str) -> list[str]:
-    return [sys.executable, "-m", "kvport.api", "serve", "--home", str(home), *args]
+    return [
+        sys.executable,
+        "-m",
+        "kvport.api",
+        "serve",
+        "--home",
+        str(home),
+        "--free-floor",
+        "0",
+        *args,
+    ]
 
 
 def refusal(home, *args: str) -> tuple[str, str]:
@@ -62,6 +72,14 @@ def test_it_says_where_it_serves_and_ctrl_c_ends_it(tmp_path, model):
         assert str(home / "keys" / "api.key") in line
         _ends_in_order(process, signal.SIGINT)
     assert running(home) is None
+
+
+def test_it_starts_without_a_model_and_keeps_models_as_it_is_told(tmp_path, model):
+    home = tmp_path / "home"
+    with started(home, "--keep-alive", "2h", "--no-cache") as (_, line):
+        assert "no models yet" in line
+        loaded = Cli(home).json("models", "load", model)
+        assert (loaded["keep_alive"], loaded["cached"]) == (7200, False)
 
 
 def test_its_line_as_json_names_what_programs_need(tmp_path, model):
@@ -118,6 +136,15 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path, home):
     assert code == "model_load"
 
 
+def test_a_cap_that_is_too_small_leaves_no_home_behind(home, model):
+    code, _ = refusal(home, "--model", model, "--cap", "1KiB", "--port", "0")
+    assert code == "capacity"
+    assert not home.exists()
+    home.mkdir()
+    refusal(home, "--model", model, "--cap", "1KiB", "--port", "0")
+    assert home.exists()
+
+
 def test_a_home_in_use_is_refused_by_name(server, model):
     code, said = refusal(server.home, "--model", model, "--port", "0")
     assert code == "home_in_use"
@@ -130,6 +157,11 @@ def test_a_cache_in_use_is_refused_by_name(server, home, model):
     code, said = refusal(home, *args)
     assert code == "cache_in_use"
     assert cache in said
+    assert not home.exists()
+    done = subprocess.run(
+        command(home, *args), check=False, capture_output=True, text=True
+    )
+    assert "cache_lost" not in done.stderr
 
 
 def test_the_defaults_are_those_of_the_engine():

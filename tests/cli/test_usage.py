@@ -124,10 +124,6 @@ def test_a_server_elsewhere_needs_its_key(cli):
     assert "goes with --url" in said
 
 
-def test_serve_needs_a_model(cli):
-    assert "--model" in wrong_usage(cli, "serve")
-
-
 def test_selfcheck_refuses_a_chunk_that_is_no_multiple_of_the_block(cli):
     result = cli.run("selfcheck", "--model", "x", "--tokens", "9", "--chunk", "100")
     assert result.exit_code == 2

@@ -23,7 +23,7 @@ from mlx_lm.utils import load_model
 
 from kvport.snapshot.convert import Converter
 from kvport.snapshot.keyring import Keyring
-from kvport.snapshot.node import Prompt
+from kvport.snapshot.prompts import Prompt
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.probe import make_caches
 from kvport.snapshot.state.prompt_cache_writer import Form

@@ -148,7 +148,7 @@ def test_a_server_continues_a_converted_file_as_mlx_lm_continues_the_file(bench,
     path = b.save(b.fill(length, decoded))
     artifact = b.wrap(path, tokens_of(length))
     tail = [5, 6, 7]
-    settings = NodeSettings(home=b.home, tuning=Tuning(kv_form=kv_form))
+    settings = NodeSettings(home=b.home, free_floor=0, tuning=Tuning(kv_form=kv_form))
     with Node.open(settings) as node:
         node.load_model(str(b.directory), "m")
         incoming = node.start_import()

@@ -1,6 +1,7 @@
 """An engine with one model on a cache in a temporary directory."""
 
 import queue
+import time
 from pathlib import Path
 
 import attrs
@@ -14,9 +15,10 @@ from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Selection
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.requests import Failed, Generated, Request, Started
-from kvport.snapshot.engine.runner import Store
 from kvport.snapshot.engine.scheduler import Engine
+from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tuning import Tuning
+from kvport.snapshot.volume import Volume
 
 
 @attrs.define
@@ -42,6 +44,11 @@ class Running:
         self.events = queue.SimpleQueue()
         self.ticket = engine.submit(name, request, self.events.put)
         self._answer = Answer()
+        self.began = time.monotonic()
+
+    @property
+    def answer_so_far(self) -> Answer:
+        return self._answer
 
     def next(self):
         event = self.events.get(timeout=3600)
@@ -79,7 +86,7 @@ class Rig:
         self.local = key.public.key_id
         self.cache_root = root / "cache"
         self.cache = Cache.open(
-            self.cache_root, cap_bytes=None, on_removed=lambda _: None
+            self.cache_root, cap_bytes=None, free_floor=0, on_removed=lambda _: None
         )
         self.engine = Engine(tuning)
         self.files = FileDigests(root / "digests.json")
@@ -89,14 +96,15 @@ class Rig:
             self.close()
             raise
 
-    def load(self, name: str, directory: Path):
+    def load(self, name: str, directory: Path, **options):
         def store(model):
             if model.identity is None:
                 return None
             namespace = self.cache.namespace(model.identity, "default", self.block)
-            return Store(cache=self.cache, namespace=namespace, local=self.local)
+            volume = Volume.holding(self.cache)
+            return Store(volume=volume, namespace=namespace, local=self.local)
 
-        return self.engine.load(name, directory, self.files, store)
+        return self.engine.load(name, directory, self.files, store, **options)
 
     @property
     def namespace(self):

@@ -48,7 +48,9 @@ def test_b38_state_of_other_layers_is_invisible_and_goes(rig, prompt, model_dir)
 
     removed = []
     with (
-        Cache.open(r.cache_root, cap_bytes=8 * MIB, on_removed=removed.extend) as cache,
+        Cache.open(
+            r.cache_root, cap_bytes=8 * MIB, free_floor=0, on_removed=removed.extend
+        ) as cache,
         contextlib.ExitStack() as held,
     ):
         check_account(cache, r.cache_root)

@@ -4,8 +4,10 @@ B44, B58, B64: engine/test_capture.py. B61 after a kill: api/test_killed.py. B65
 the engine: state/test_round_trip.py.
 """
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.tokens import encode_tokens
@@ -253,3 +255,38 @@ def test_b65_window_models_go_on_as_before_after_a_restart(rig, prompt, length):
     assert warm.restored == length - 1
     assert np.array_equal(warm.logprobs, hot.logprobs)
     assert warm.tokens[:8] == cold.tokens
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5", "lfm2", "mamba2", "falcon_h1"])
+def test_b76_every_member_of_a_state_is_of_its_own_prompt(rig, prompt, arch):
+    """States beside the rows, stored for two prompts in turn, read back from the disk.
+
+    Against a cache that never saw the other prompt: every tensor of every layer.
+    """
+    mine, other = (prompt(200, seed=seed) for seed in (1, 2))
+    found = []
+    for home, prompts in (("shared", [mine, other, mine]), ("alone", [mine])):
+        r = rig(arch, home=home, **SMALL)
+        for tokens in prompts:
+            r.complete(tokens, max_tokens=3)
+        r.close()
+        r = rig(arch, home=home, **SMALL)
+        position, caches = restored_caches(r, mine)
+        assert position == 199
+        found.append(
+            [array for c in caches for array in r.engine.call(lambda c=c: tensors(c))]
+        )
+    shared, alone = found
+    assert shared
+    assert len(shared) == len(alone)
+    for left, right in zip(shared, alone, strict=True):
+        assert np.array_equal(left, right)
+
+
+def tensors(cache):
+    """Copies of all arrays of a cache; the toys are of float32."""
+    return [
+        np.array(array)
+        for _, array in tree_flatten(cache.state)
+        if isinstance(array, mx.array)
+    ]

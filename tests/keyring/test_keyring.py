@@ -13,7 +13,7 @@ from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring, _read
 from tests.manifest.builder import NOW
 
-NAMES = ["keys/signing.key", "keys/api.key", "trust.json"]
+NAMES = ["keys/signing.key", "keys/api.key", "keys/cache.key", "trust.json"]
 OTHER = TrustEntry(public_key=SigningKey.generate().public, name="mac-b")
 
 
@@ -31,7 +31,12 @@ def keyring(home):
 
 def use(keyring, name):
     """Read the file of this name in the way it is used."""
-    readers = [keyring.signing_key, keyring.api_key, keyring.load_trust]
+    readers = [
+        keyring.signing_key,
+        keyring.api_key,
+        keyring.cache_mac_key,
+        keyring.load_trust,
+    ]
     return dict(zip(NAMES, readers, strict=True))[name]()
 
 
@@ -67,6 +72,7 @@ def test_homes_have_different_keys(keyring, tmp_path):
     other = Keyring(tmp_path / "other")
     other.create()
     assert other.api_key() != keyring.api_key()
+    assert other.cache_mac_key() != keyring.cache_mac_key()
     assert other.signing_key().public != keyring.signing_key().public
 
 
@@ -75,9 +81,13 @@ def test_the_api_key_has_32_random_bytes_that_fit_a_header(keyring):
     assert keyring.api_key().isascii()
 
 
+def test_the_key_of_the_cache_has_32_random_bytes(keyring):
+    assert len(keyring.cache_mac_key()) == 32
+
+
 def test_nothing_is_made_by_reading(home):
     keyring = Keyring(home)
-    for name in NAMES[:2]:
+    for name in NAMES[:-1]:
         with pytest.raises(KeyFileError, match="missing"):
             use(keyring, name)
     assert keyring.load_trust() == TrustList()
@@ -172,7 +182,7 @@ def test_a_damaged_file_is_refused(keyring, home, name, data):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), list(zip(NAMES, [129, 129, MIB + 1], strict=True))
+    ("name", "size"), list(zip(NAMES, [129, 129, 129, MIB + 1], strict=True))
 )
 def test_a_file_that_is_too_long_is_refused(keyring, home, name, size):
     (home / name).write_bytes(b"0" * size)

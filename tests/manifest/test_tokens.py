@@ -34,7 +34,7 @@ def key_by_definition(block, ids, end):
 
 
 def test_keys_of_a_fixed_sequence():
-    # Computed once from the definition; a change breaks every stored prefix.
+    # B70. Computed once from the definition; a change breaks every stored prefix.
     keys = prefix_keys(IDENTITY, 4, encode_tokens(range(1, 11)), [3, 4, 10])
     assert [key.hex() for key in keys] == GOLDEN_KEYS
 

@@ -9,6 +9,7 @@ from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.errors import ArtifactGoneError, GoneError
 from kvport.snapshot.transfer.exporter import reopen_export
 from kvport.snapshot.transfer.kept import Artifacts
+from kvport.snapshot.volume import Volume
 from tests.transfer.world import ALL, HYBRID, NOW, WINDOWED, Home
 
 TOKENS = list(range(100, 120))
@@ -40,7 +41,7 @@ def b(home, a) -> Home:
 
 def artifacts(home: Home) -> Artifacts:
     return Artifacts(
-        cache=home.cache,
+        volume=Volume.holding(home.cache),
         ledger=home.ledger,
         scope="default",
         key=home.key.public,

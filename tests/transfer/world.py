@@ -30,6 +30,7 @@ from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.manifest.tokens import encode_tokens, prefix_keys
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.records import Match, NewSegment, NodeRecord, Selection
 from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
@@ -90,6 +91,7 @@ class Home:
         scope: str = "default",
         tokenizer: str = TOKENIZER,
         cap: int = 64 * MIB,
+        clocks: Clocks = SYSTEM,
         **identity: Any,
     ) -> None:
         directory.mkdir(exist_ok=True)
@@ -98,20 +100,23 @@ class Home:
         self.key = SigningKey.from_bytes(seed)
         self.key_id = self.key.public.key_id
         self.trusted = [self.key]
-        self._stack = ExitStack()
-        self.ledger = Ledger(directory / "state.sqlite")
-        self._stack.callback(self.ledger.close)
-        self.cache = self._stack.enter_context(
-            Cache.open(
-                directory / "cache",
-                cap_bytes=cap,
-                on_removed=self.ledger.record_removed,
+        with ExitStack() as opened:
+            self.ledger = Ledger(directory / "state.sqlite")
+            opened.callback(self.ledger.close)
+            self.cache = opened.enter_context(
+                Cache.open(
+                    directory / "cache",
+                    cap_bytes=cap,
+                    free_floor=0,
+                    on_removed=self.ledger.record_removed,
+                    clocks=clocks,
+                )
             )
-        )
-        self.ledger.reconcile(self.cache)
-        self.ns = self.cache.namespace(
-            identity_of(layout, **identity), scope, block_size
-        )
+            self.ledger.reconcile(self.cache)
+            self.ns = self.cache.namespace(
+                identity_of(layout, **identity), scope, block_size
+            )
+            self._stack = opened.pop_all()
         self.models = [LocalModel("tiny", tokenizer, self.ns)]
 
     def close(self) -> None:
@@ -185,14 +190,7 @@ class Home:
         assert ref is not None
         n = index.find(index.namespace_row(self.ns.id), node.id)
         with index.transaction():
-            index.all(
-                "DELETE FROM blob WHERE node = ? AND class = ?", (n, blob_class.value)
-            )
-            index.all(
-                "UPDATE file SET live = 0"
-                " WHERE n NOT IN (SELECT file FROM blob) AND live = 1",
-                (),
-            )
+            index.drop(n, [blob_class], node.kinds)
         self.cache._evictor.unlink_doomed()
 
     # Moving.
@@ -254,13 +252,14 @@ class Home:
             "files": files,
             "index": dump(self.cache._index),
             "ledger": dump(self.ledger),
-            "account": attrs.evolve(account, index=0),
+            # Other programs write to the volume, too.
+            "account": attrs.evolve(account, index=0, free=0, effective=0),
             "leases": self.cache.stats().leases,
         }
 
 
 def dump(database: Any) -> dict[str, list[Any]]:
-    """All rows of all tables, without recency."""
+    """All rows of all tables, without recency and times."""
     connection = database._connection
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     found = {}
@@ -269,6 +268,7 @@ def dump(database: Any) -> dict[str, list[Any]]:
         names = [column[0] for column in cursor.description]
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         for row in rows:
-            row.pop("used", None)
+            for name in ("used", "at", "clock"):
+                row.pop(name, None)
         found[table] = rows
     return found

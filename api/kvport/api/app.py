@@ -26,6 +26,18 @@ from kvport.api.errors import (
 from kvport.api.handling import Http
 from kvport.api.problems import INTERNAL, RETRY_AFTER_SECONDS, Problem
 from kvport.api.replies import ClientGoneError
+from kvport.api.routes_admin import (
+    clear_cache,
+    collect_garbage,
+    list_namespaces,
+    list_pins,
+    plan_removal,
+    release_pins,
+    scrub_progress,
+    set_namespace,
+    start_scrub,
+    stop_scrub,
+)
 from kvport.api.routes_cache import (
     PATIENCE_SECONDS,
     Imports,
@@ -35,8 +47,9 @@ from kvport.api.routes_cache import (
     list_artifacts,
     probe_prefix,
 )
-from kvport.api.routes_openai import complete_chat, complete_text, list_models
-from kvport.api.routes_ops import cache_stats, health, nothing_here
+from kvport.api.routes_models import list_models, load_model, unload_model
+from kvport.api.routes_openai import complete_chat, complete_text
+from kvport.api.routes_ops import cache_stats, health, metrics, nothing_here
 from kvport.manifest.errors import KvportError
 from kvport.snapshot.errors import TooLargeError
 from kvport.snapshot.node import Node
@@ -61,9 +74,22 @@ def create_app(node: Node, *, patience: float = PATIENCE_SECONDS) -> Litestar:
             import_artifact,
             probe_prefix,
             cache_stats,
+            metrics,
             list_artifacts,
             get_artifact,
+            list_namespaces,
+            set_namespace,
+            plan_removal,
+            collect_garbage,
+            clear_cache,
+            list_pins,
+            release_pins,
+            scrub_progress,
+            start_scrub,
+            stop_scrub,
             list_models,
+            load_model,
+            unload_model,
             complete_chat,
             complete_text,
             health,

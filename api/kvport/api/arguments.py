@@ -13,10 +13,19 @@ class PromptArguments(TypedDict, total=False):
     tokens: list[int]
 
 
+class PinArguments(TypedDict):
+    """Whose wish it is that state stays, and for how many seconds."""
+
+    owner: str
+    seconds: int
+
+
 class CompletionArguments(PromptArguments, total=False):
     """A prompt and how to continue it; what is absent is the server's default.
 
-    `logprobs` is the number of alternatives to report with each token's own.
+    `logprobs` is the number of alternatives to report with each token's own. `read` and
+    `write` say whether state is restored and stored, `ttl` after how many seconds
+    without use it expires, `pin` who keeps it in any case.
     """
 
     max_tokens: int
@@ -31,6 +40,24 @@ class CompletionArguments(PromptArguments, total=False):
     draft: bool
     policy: str
     artifact: str
+    read: bool
+    write: bool
+    ttl: int
+    pin: PinArguments
+
+
+class LoadArguments(TypedDict, total=False):
+    """How a model is loaded; what is absent is the server's default.
+
+    `keep_alive` is in seconds without a request, None for ever; `points` has the keys
+    of `--points`; `draft` is `lookup`, `off` or a directory.
+    """
+
+    name: str
+    keep_alive: int | None
+    points: dict[str, int]
+    draft: str
+    draft_tokens: int
 
 
 def export_body(
@@ -51,7 +78,7 @@ def completion_body(
         "stream_options": {"include_usage": True},
         **arguments,
     }
-    names = ("policy", "artifact")
+    names = ("policy", "artifact", "read", "write", "ttl", "pin")
     body["cache"] = {name: body.pop(name) for name in names if name in body}
     if "messages" in body:
         if "logprobs" in body:

@@ -8,15 +8,16 @@
 """
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from kvport.api.errors import BadRequestError
 from kvport.manifest.limits import TOKENS
 from kvport.snapshot.engine.requests import Policy
+from kvport.snapshot.refusals import explain
 
 JSON_BODY_BYTES: Final = 32 << 20
 DEFAULT_MAX_TOKENS: Final = 512
@@ -25,7 +26,17 @@ TokenIds = Annotated[
     list[Annotated[int, Meta(ge=0, lt=1 << 32)]],
     Meta(min_length=1, max_length=TOKENS),
 ]
+Count = Annotated[int, Meta(ge=1, le=1 << 40)]
+Seconds = Annotated[int, Meta(ge=1, le=315_360_000)]
+"""Up to ten years."""
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
+ArtifactName = Annotated[
+    str,
+    Meta(
+        pattern=r"^blake3:[0-9a-f]{64}$(?!\n)",
+        description="an artifact's id: blake3: and 64 hex digits",
+    ),
+]
 StopText = Annotated[str, Meta(min_length=1)]
 Off = Annotated[float, Meta(ge=0, le=0)]
 """A field that is taken only as 0."""
@@ -45,17 +56,14 @@ _ONLY: Final = {
 }
 """Fields of completions that are taken only with this value, which changes nothing."""
 
-_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_NAMED: Final = re.compile(r"(?P<how>unknown|required) field `(?P<name>[^`]*)`")
-
-B = TypeVar("B", bound="_Body")
+B = TypeVar("B", bound=msgspec.Struct)
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A JSON object without unknown fields."""
 
 
-class CacheOptions(_Body, frozen=True):
+class CacheOptions(Body, frozen=True):
     """Extension: which stored state a request may restore.
 
     Attributes:
@@ -64,10 +72,58 @@ class CacheOptions(_Body, frozen=True):
     """
 
     policy: Policy | None = None
-    artifact: Annotated[str, Meta(pattern="^blake3:[0-9a-f]{64}$")] | None = None
+    artifact: ArtifactName | None = None
 
 
-class PrefixBody(_Body, frozen=True):
+class PinBody(Body, frozen=True):
+    """A wish that what a request stores stays, up to its reply's end.
+
+    Attributes:
+        owner: whose wish it is; a later one of the same owner replaces it.
+        seconds: from the end of the request, up to 30 days.
+    """
+
+    owner: Annotated[
+        str,
+        Meta(
+            pattern=r"^[ -~]{1,64}$(?!\n)",
+            description="1 to 64 printable characters of ASCII",
+        ),
+    ]
+    seconds: Annotated[int, Meta(ge=1, le=2_592_000)]
+
+
+class RequestCacheOptions(CacheOptions, frozen=True):
+    """Extension: what a request may restore, and what it leaves behind.
+
+    Attributes:
+        read: whether anything is restored, from disk or from memory.
+        write: whether anything is stored, or kept in memory for the next turn.
+        ttl: seconds after its last use until what is stored expires, up to ten years;
+            the namespace's if absent.
+        pin: keeps what is stored, whatever else needs room.
+    """
+
+    read: bool = True
+    write: bool = True
+    ttl: Seconds | None = None
+    pin: PinBody | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttl", "pin"):
+            if not self.write and getattr(self, name) is not None:
+                raise BadRequestError(
+                    f'"cache.{name}" is of what is written, and "cache.write" is false',
+                    fields=(f"cache.{name}", "cache.write"),
+                )
+        if not self.read and self.artifact is not None:
+            raise BadRequestError(
+                '"cache.artifact" is to be restored, and "cache.read" is false',
+                fields=("cache.artifact", "cache.read"),
+            )
+
+
+class PrefixBody(Body, frozen=True):
     """What to export or to probe: exactly one of messages, prompt and tokens."""
 
     model: str
@@ -100,18 +156,75 @@ class ProbeBody(PrefixBody, frozen=True):
     cache: CacheOptions = CacheOptions()
 
 
-class StreamOptions(_Body, frozen=True):
+class PointsBody(Body, frozen=True):
+    """Which restore points a model's prompts get, and how many of them stay.
+
+    Each number is the server's if it is absent; `stride` is the distance of points,
+    the others are those of `Retention`.
+    """
+
+    stride: Count | None = None
+    newest: Count | None = None
+    every: Count | None = None
+    forks: Count | None = None
+    prompts: Count | None = None
+    replies: Count | None = None
+
+
+class LoadBody(Body, frozen=True):
+    """`POST /v1/models/load`.
+
+    Attributes:
+        model: a directory of the server's machine, or a Hugging Face id.
+        name: what requests call it; the last part of `model` if absent.
+        keep_alive: seconds without a request after which it is unloaded; null for
+            never, the server's if absent.
+        points: the server's if absent.
+        draft: `lookup`, `off`, or a draft model's directory; the server's if absent.
+        draft_tokens: guesses that are verified at once, at most.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=4096)]
+    name: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[!-~]{1,128}$(?!\n)",
+                description="1 to 128 visible characters of ASCII",
+            ),
+        ]
+        | None
+    ) = None
+    keep_alive: Seconds | UnsetType | None = UNSET
+    points: PointsBody | None = None
+    draft: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    draft_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
+
+
+class UnloadBody(Body, frozen=True):
+    """`POST /v1/models/unload`.
+
+    Attributes:
+        model: its name.
+        force: whether its requests are ended, and not waited for.
+    """
+
+    model: str
+    force: bool = False
+
+
+class StreamOptions(Body, frozen=True):
     """Options of a streamed answer."""
 
     include_usage: bool = False
     include_obfuscation: Ignored = None
 
 
-class _ResponseFormat(_Body, frozen=True):
+class _ResponseFormat(Body, frozen=True):
     type: Literal["text"]
 
 
-class GenerationBody(_Body, frozen=True):
+class GenerationBody(Body, frozen=True):
     """What both completion requests have in common."""
 
     model: str
@@ -124,7 +237,7 @@ class GenerationBody(_Body, frozen=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache: CacheOptions = CacheOptions()
+    cache: RequestCacheOptions = RequestCacheOptions()
     ignore_eos: bool = False
     draft: bool = True
     # See `_ONLY`.
@@ -178,7 +291,7 @@ def decode(kind: type[B], data: bytes) -> B:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, BadRequestError):
             raise error.__cause__ from None
-        raise _refusal(str(error), kind.__struct_fields__) from error
+        raise _refusal(str(error), kind) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequestError("the body is not JSON in UTF-8") from error
 
@@ -202,22 +315,17 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _refusal(message: str, known: Container[str]) -> BadRequestError:
+def _refusal(message: str, kind: type[msgspec.Struct]) -> BadRequestError:
     """A refusal in our words, which keep to names, types and bounds, not to values."""
-    at, named = _AT.search(message), _NAMED.search(message)
-    path = [at["path"]] if at else []
-    name = [named["name"]] if named else []
-    field = ".".join(path + name)
+    refused = explain(message, kind)
+    field = refused.field
     outer = re.split(r"[.\[]", field)[0]
-    if outer in known and outer in _ONLY:
+    if outer in kind.__struct_fields__ and outer in _ONLY:
         text = f'"{outer}" is not supported, except as {_ONLY[outer]}'
-    elif named:
-        how = "is not supported" if named["how"] == "unknown" else "is missing"
+    elif refused.how:
+        how = "is not supported" if refused.how == "unknown" else "is missing"
         text = f'"{field}" {how}'
     else:
-        what = message[: at.start()] if at else message
-        if what.startswith("Invalid enum value"):
-            what = "Not one of the values that it takes"
         where = f'"{field}"' if field else "the body"
-        text = f"{where}: {what[:1].lower()}{what[1:]}"
+        text = f"{where}: {refused.what}"
     return BadRequestError(text, fields=(field,) if field else ())

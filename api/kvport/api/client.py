@@ -19,8 +19,10 @@ import httpx
 import msgspec
 
 from kvport.api import media
+from kvport.api.admin_client import AdminClient
 from kvport.api.arguments import (
     CompletionArguments,
+    LoadArguments,
     PromptArguments,
     completion_body,
     export_body,
@@ -44,6 +46,7 @@ from kvport.api.results import (
     KeptExport,
     ModelInfo,
     ProbeInfo,
+    UnloadInfo,
 )
 from kvport.api.run_file import fingerprint, running
 from kvport.snapshot.keyring import Keyring
@@ -91,6 +94,11 @@ class Client:
                 raise WrongServerError("the server at the address has another home")
         return cls(url, keyring.api_key())
 
+    @property
+    def admin(self) -> AdminClient:
+        """An operator's orders to the server."""
+        return AdminClient(self._called)
+
     def __enter__(self) -> Self:
         return self
 
@@ -110,8 +118,42 @@ class Client:
         listed = self._get("/v1/models", dict[str, Any])
         return tuple(ModelInfo.from_json(one) for one in listed["data"])
 
+    def load_model(self, model: str, **arguments: Unpack[LoadArguments]) -> ModelInfo:
+        """Have the server load a model; returns once it can be used.
+
+        Args:
+            model: a directory of the server's machine, or a Hugging Face id.
+            **arguments: what it is called, and for how long it is kept.
+
+        Raises:
+            ProblemError: the server refuses; code `model_loaded`, `model_load`.
+            UnreachableError: no answer.
+        """
+        body = {"model": model, **arguments}
+        return ModelInfo.from_json(
+            self._post("/v1/models/load", dict[str, Any], json=body)
+        )
+
+    def unload_model(self, name: str, *, force: bool = False) -> UnloadInfo:
+        """Have the server unload a model; returns once its memory is free.
+
+        Args:
+            name: what it is called.
+            force: whether its requests are ended, and not waited for.
+
+        Raises:
+            ProblemError: the server refuses; code `unknown_model`.
+            UnreachableError: no answer.
+        """
+        body = {"model": name, "force": force}
+        return self._post("/v1/models/unload", UnloadInfo, json=body)
+
     def stats(self) -> dict[str, Any]:
-        """Numbers of the cache and of the models."""
+        """Numbers of the cache and of the models: see docs/operations.md.
+
+        `total_bytes` of `cap_bytes`; under `cache` what that is made of, by namespace
+        and kind, and what was counted since `since`; under `models` their requests.
+        """
         return self._get("/api/cache/stats", dict[str, Any])
 
     def complete(
@@ -269,6 +311,10 @@ class Client:
             ProblemError: `artifact_unknown`, or `artifact_gone`.
         """
         return self._get(f"/api/cache/artifacts/{artifact_id}", Artifact)
+
+    def _called(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        with self._streamed(method, path, **request) as response:
+            return _decode(response.read(), dict[str, Any])
 
     def _get(self, path: str, kind: type[T]) -> T:
         with self._streamed("GET", path) as response:

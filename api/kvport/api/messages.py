@@ -13,7 +13,8 @@ import msgspec
 from kvport.api.bodies import ChatBody, CompletionBody, PrefixBody
 from kvport.api.errors import BadRequestError
 from kvport.snapshot.engine.template import Rendered
-from kvport.snapshot.node import Node, Prompt
+from kvport.snapshot.node import Node
+from kvport.snapshot.prompts import Prompt
 
 _RESERVED: Final = frozenset(
     {

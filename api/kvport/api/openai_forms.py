@@ -77,9 +77,9 @@ class Form(abc.ABC):
         choice = self._choice([token], offset) | self._chunk_text(token.text)
         return self._frame(self.chunk_object, [choice])
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        """The last chunk, where usage was asked for."""
-        return self._frame(self.chunk_object, []) | {"usage": usage.to_json()}
+    def end_chunk(self, said: Json) -> Json:
+        """A chunk after the last token, which says something of the whole answer."""
+        return self._frame(self.chunk_object, []) | said
 
     def _frame(self, kind: str, choices: list[Json]) -> Json:
         return {

@@ -26,7 +26,13 @@ STATUS: Final[dict[str, int]] = {
     "unauthorized": 401,
     "not_found": 404,
     "unknown_model": 404,
+    "model_loaded": 409,
+    "model_unloaded": 410,
+    "model_load": 422,
+    "setting": 422,
+    "unknown_namespace": 404,
     "method_not_allowed": 405,
+    "ambiguous_namespace": 409,
     "stalled": 408,
     "too_large": 413,
     "limit_exceeded": 413,
@@ -38,6 +44,7 @@ STATUS: Final[dict[str, int]] = {
     "evicted": 409,
     "cache_off": 409,
     "not_restorable": 409,
+    "namespace_tier": 409,
     "gone": 410,
     "artifact_unknown": 404,
     "artifact_gone": 410,
@@ -62,9 +69,12 @@ STATUS: Final[dict[str, int]] = {
     "key_file": 500,
     "storage": 500,
     "missing_root": 503,
+    "replaced_root": 503,
+    "cache_absent": 503,
     "shutting_down": 503,
     "capacity": 507,
     "disk_full": 507,
+    "quota": 507,
 }
 """HTTP status by code."""
 
@@ -75,10 +85,10 @@ LOCAL: Final = frozenset(
         "engine_conformance",
         "foreign_root",
         "home_in_use",
-        "model_load",
         "port",
         "unsupported_model",
         # The command line and the client.
+        "config_file",
         "incomplete",
         "local_file",
         "model_build",
@@ -89,7 +99,6 @@ LOCAL: Final = frozenset(
         "not_listed",
         "prompt_cache",
         "prompt_cache_mismatch",
-        "setting",
         "unreachable",
         "wrong_server",
     }
@@ -179,6 +188,8 @@ class ProblemError(KvportError):
         self.status = problem.status
         known = {cls.code: cls.advice for cls in all_codes()}
         # Class variables elsewhere: here every instance has its own.
-        self.code = problem.code  # type: ignore[misc]
-        self.cause = problem.title  # type: ignore[misc]
-        self.advice = known.get(problem.code, self.advice)  # type: ignore[misc]
+        vars(self).update(
+            code=problem.code,
+            cause=problem.title,
+            advice=known.get(problem.code, self.advice),
+        )

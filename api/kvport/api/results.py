@@ -8,21 +8,29 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Health:
-    """That a server is up, and a fingerprint of its home's key."""
+    """That a server is up, how its cache is, and a fingerprint of its home's key."""
 
     status: str
     version: str
     home: str
+    cache: str
 
 
 @attrs.frozen(kw_only=True)
 class ModelInfo:
-    """A model; `refusal` says why it runs without the cache, if it does."""
+    """A model; `refusal` says why it runs without the cache, if it does.
+
+    `state` is what is done for it at present: its tier, or `absent` while there is no
+    cache.
+    """
 
     name: str
     cached: bool
     refusal: str | None
+    state: str
     drafted: bool
+    keep_alive: int | None = None
+    """Seconds without a request after which it is unloaded; None for never."""
 
     @classmethod
     def from_json(cls, one: Mapping[str, Any]) -> Self:
@@ -32,8 +40,29 @@ class ModelInfo:
             name=one["id"],
             cached=cache["enabled"],
             refusal=cache["refusal"],
+            state=cache["state"],
             drafted=one["drafted"],
+            keep_alive=one["keep_alive"],
         )
+
+
+@attrs.frozen(kw_only=True)
+class UnloadInfo:
+    """What became of a model that was unloaded.
+
+    Attributes:
+        model: what it was called.
+        weight_bytes: bytes of memory that its weights took.
+        reclaimed: whether its state in the cache was to go.
+        freed_bytes: allocated bytes of what went.
+        kept: segments that stayed all the same, by what held them.
+    """
+
+    model: str
+    weight_bytes: int
+    reclaimed: bool
+    freed_bytes: int
+    kept: dict[str, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +92,21 @@ class Usage:
 
 
 @attrs.frozen(kw_only=True)
+class Pinned:
+    """What became of a request's wish to be pinned.
+
+    Attributes:
+        pinned_tokens: length of what is kept; 0 for nothing.
+        pinned_until: RFC 3339; None if nothing is kept.
+        unpinned_reason: why the rest is not kept; None if all is.
+    """
+
+    pinned_tokens: int
+    pinned_until: str | None
+    unpinned_reason: str | None
+
+
+@attrs.frozen(kw_only=True)
 class Delta:
     """A piece of a reply.
 
@@ -72,7 +116,8 @@ class Delta:
         logprobs: one for each of them, if asked for.
         top_logprobs: the likeliest alternatives for each of them, if asked for.
         finish_reason: `stop` or `length` with the last token.
-        usage: after the last token.
+        pinned: after the last token, where a pin was asked for.
+        usage: last of all.
     """
 
     text: str = ""
@@ -80,12 +125,15 @@ class Delta:
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[Logprob, ...], ...] = ()
     finish_reason: str | None = None
+    pinned: Pinned | None = None
     usage: Usage | None = None
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """From a chunk of either completion's stream."""
         if not content["choices"]:
+            if "cache" in content:
+                return cls(pinned=Pinned(**content["cache"]))
             return cls(usage=Usage.from_json(content["usage"]))
         (choice,) = content["choices"]
         text = choice["delta"]["content"] if "delta" in choice else choice["text"]
@@ -131,6 +179,7 @@ class Completion:
         cached_tokens: of these, how many were restored.
         ttft_s: seconds to the first token, seen from here.
         total_s: seconds to the end.
+        pinned: what is pinned, if that was asked for.
     """
 
     text: str
@@ -142,6 +191,7 @@ class Completion:
     cached_tokens: int
     ttft_s: float
     total_s: float
+    pinned: Pinned | None = None
 
     @classmethod
     def of(cls, deltas: Sequence[Delta], *, ttft_s: float, total_s: float) -> Self:
@@ -157,6 +207,7 @@ class Completion:
             cached_tokens=usage.cached_tokens,
             ttft_s=ttft_s,
             total_s=total_s,
+            pinned=next((d.pinned for d in deltas if d.pinned is not None), None),
         )
 
 

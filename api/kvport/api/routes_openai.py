@@ -1,14 +1,15 @@
-"""`/v1/*`: models and completions, as clients of OpenAI's API know them."""
+"""`/v1/*completions`, as clients of OpenAI's API know them."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 
 import attrs
 import msgspec
 import structlog
-from litestar import Response, get, post
+from litestar import Response, post
 
 from kvport.api import media
 from kvport.api.bodies import (
@@ -28,32 +29,14 @@ from kvport.api.problems import INTERNAL, Problem
 from kvport.api.replies import Reply, unless_gone
 from kvport.api.streams import Streamed
 from kvport.manifest.errors import KvportError
+from kvport.manifest.timestamps import format_time
+from kvport.snapshot.cache.records import Pin, Pinned
+from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.engine.requests import Request, Sampling
+from kvport.snapshot.errors import EngineStoppedError
 from kvport.snapshot.node import Node
 
 log = structlog.get_logger(__name__)
-
-
-@get("/v1/models")
-async def list_models(node: Served) -> dict[str, Any]:
-    """The models that requests may name; why one runs uncached, and what is drafted."""
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "kvport",
-                "cache": {
-                    "enabled": node.engine.store(name) is not None,
-                    "refusal": model.refusal,
-                },
-                "drafted": node.engine.drafts(name),
-            }
-            for name, model in node.engine.models.items()
-        ],
-    }
 
 
 @post(
@@ -108,7 +91,8 @@ class _Asked:
 
 async def _answer(http: Http, node: Node, asked: _Asked) -> Response[Any]:
     body, form = asked.body, asked.form
-    request = await asyncio.to_thread(_request, node, asked)
+    wish = _Wish(node, body)
+    request = await asyncio.to_thread(_request, node, asked, wish)
     reply = Reply(node, body.model, request)
     with contextlib.ExitStack() as undo:
         undo.callback(reply.cancel)
@@ -118,20 +102,59 @@ async def _answer(http: Http, node: Node, asked: _Asked) -> Response[Any]:
         if body.stream:
             undo.pop_all()
             return Streamed(
-                _events(reply, form, usage, wants_usage=_wants_usage(body)),
+                _events(reply, form, usage, wish, wants_usage=_wants_usage(body)),
                 closing=reply.cancel,
                 media_type=media.EVENTS,
                 headers={"cache-control": "no-cache"},
             )
         tokens = await unless_gone(http.receive, _all(reply))
         usage = attrs.evolve(usage, generated=len(tokens))
-        return Response(form.whole(tokens, usage))
+        fate = await unless_gone(http.receive, wish.fate())
+        return Response(form.whole(tokens, usage) | fate)
 
 
-def _request(node: Node, asked: _Asked) -> Request:
+class _Wish:
+    """A request's wish to be pinned, if it has one, and what becomes of it."""
+
+    def __init__(self, node: Node, body: GenerationBody) -> None:
+        self._node = node
+        self._body = body
+        # Also of a request whose state goes nowhere, since there is no cache.
+        self._found = Pinned(0, None, SkipReason.ABSENT.value)
+
+    def pin(self) -> Pin | None:
+        """The wish; refused where nothing is stored for the model."""
+        if (wished := self._body.cache.pin) is None:
+            return None
+        self._node.require_storing(self._body.model)
+        return Pin(wished.owner, wished.seconds, self._hear)
+
+    async def fate(self) -> dict[str, Any]:
+        """What the answer says of it; waits until what was computed is stored."""
+        if self._body.cache.pin is None:
+            return {}
+        with contextlib.suppress(EngineStoppedError):
+            await asyncio.to_thread(self._node.settle, self._body.model)
+        found, until = self._found, None
+        if found.until is not None:
+            until = format_time(datetime.fromtimestamp(found.until, UTC))
+        return {
+            "cache": {
+                "pinned_tokens": found.tokens,
+                "pinned_until": until,
+                "unpinned_reason": found.reason,
+            }
+        }
+
+    def _hear(self, found: Pinned) -> None:
+        self._found = found
+
+
+def _request(node: Node, asked: _Asked, wish: _Wish) -> Request:
     """The engine's request; blocking: it runs the tokenizer and the template."""
     body = asked.body
     rendered = render(node, body)
+    cache = body.cache
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return Request(
         tokens=rendered.tokens,
@@ -141,8 +164,12 @@ def _request(node: Node, asked: _Asked) -> Request:
         stop_texts=stops,
         ignore_eos=body.ignore_eos,
         top_logprobs=asked.top_logprobs,
-        policy=body.cache.policy or node.settings.policy,
-        within=node.path_of(body.cache.artifact),
+        policy=cache.policy or node.settings.policy,
+        within=node.path_of(cache.artifact),
+        read=cache.read,
+        write=cache.write,
+        ttl=cache.ttl,
+        pin=wish.pin(),
         draft=body.draft,
     )
 
@@ -167,7 +194,7 @@ async def _all(reply: Reply) -> list[Any]:
 
 
 async def _events(
-    reply: Reply, form: Form, usage: Usage, *, wants_usage: bool
+    reply: Reply, form: Form, usage: Usage, wish: _Wish, *, wants_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events; after an error one with the problem, and no `[DONE]`."""
     generated = characters = 0
@@ -178,8 +205,11 @@ async def _events(
             generated += 1
             yield _event(form.chunk(token, characters))
             characters += len(token.text)
+        if fate := await wish.fate():
+            yield _event(form.end_chunk(fate))
         if wants_usage:
-            yield _event(form.usage_chunk(attrs.evolve(usage, generated=generated)))
+            said = {"usage": attrs.evolve(usage, generated=generated).to_json()}
+            yield _event(form.end_chunk(said))
         yield b"data: [DONE]\n\n"
     except KvportError as error:
         yield Problem.of(error).event()

@@ -5,20 +5,24 @@ from importlib.metadata import version
 from typing import Any
 
 import attrs
-import msgspec
 from litestar import get
 from litestar import route as catch_all
 
 from kvport.api.errors import NotFoundError
 from kvport.api.handling import Served
+from kvport.api.metrics import CONTENT_TYPE, exposition
+from kvport.api.numbers import cache_numbers, volume_numbers
 from kvport.api.run_file import fingerprint
+from kvport.snapshot.errors import CacheAbsentError
+from kvport.snapshot.node import Node
 
 
 @get("/healthz")
 async def health(node: Served) -> dict[str, str]:
-    """Open to all: that the server is up, and whose it is."""
+    """Open to all: that the server is up, whose it is, and how its cache is."""
     return {
         "status": "ok",
+        "cache": node.health().state,
         "version": version("kvport"),
         "home": fingerprint(node.key_id),
     }
@@ -26,15 +30,36 @@ async def health(node: Served) -> dict[str, str]:
 
 @get("/api/cache/stats")
 async def cache_stats(node: Served) -> dict[str, Any]:
-    """Numbers of the cache in bytes, of the models' requests in tokens."""
+    """Numbers of the cache in bytes, of the models' requests in tokens.
 
-    def collect() -> dict[str, Any]:
-        models = {
-            name: attrs.asdict(node.engine.counts(name)) for name in node.engine.models
-        }
-        return {"cache": msgspec.to_builtins(node.cache.stats()), "models": models}
+    Those of the cache are null while there is none; `volume` says why.
+    """
+    return await asyncio.to_thread(_numbers, node)
 
-    return await asyncio.to_thread(collect)
+
+def _numbers(node: Node) -> dict[str, Any]:
+    """All of them; blocking."""
+    stores = [one.store for one in node.engine.served.values()]
+    loaded = {one.namespace.id for one in stores if one is not None}
+    try:
+        with node.volume.using() as cache:
+            stats = cache.stats()
+    except CacheAbsentError:
+        stats = None
+    return {
+        **cache_numbers(stats, loaded, node.orders.names),
+        "volume": volume_numbers(node.health()),
+        "models": {
+            name: attrs.asdict(counts)
+            for name, counts in node.engine.all_counts.items()
+        },
+    }
+
+
+@get("/metrics", media_type=CONTENT_TYPE)
+async def metrics(node: Served) -> bytes:
+    """The same numbers for Prometheus, which sends the key as a bearer token."""
+    return await asyncio.to_thread(lambda: exposition(_numbers(node)))
 
 
 @catch_all(

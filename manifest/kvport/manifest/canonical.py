@@ -38,8 +38,22 @@ def strict_loads(data: bytes) -> Any:  # noqa: ANN401 - JSON
         FormatError: any other bytes.
         LimitExceededError: nested deeper than `JSON_DEPTH`, or a string is too long.
     """
+    value = unambiguous_loads(data)
+    if canonical_dumps(value) != data:
+        raise FormatError("JSON, but not in canonical form")
+    return value
+
+
+def unambiguous_loads(data: bytes) -> object:
+    """Decode JSON in UTF-8 that has one reading, in whatever form: no key twice.
+
+    Numbers are integers.
+
+    Raises:
+        FormatError: any other bytes.
+    """
     try:
-        value = json.loads(
+        value: object = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_object,
             parse_int=_integer,
@@ -47,9 +61,7 @@ def strict_loads(data: bytes) -> Any:  # noqa: ANN401 - JSON
             parse_constant=_refuse,
         )
     except (ValueError, RecursionError) as error:
-        raise FormatError("not canonical JSON") from error
-    if canonical_dumps(value) != data:
-        raise FormatError("JSON, but not in canonical form")
+        raise FormatError("not JSON with one reading") from error
     return value
 
 

@@ -11,6 +11,7 @@ A key depends on state identity, block size and token ids only, never on how sto
 cut. The length before the ids separates a short last block from a full one.
 """
 
+import copy
 import struct
 import sys
 from array import array
@@ -67,29 +68,38 @@ class KeyChain:
     def __init__(self, identity: bytes, block_size: int) -> None:
         self._block_size = block_size
         self._full = struct.pack("<I", block_size)
-        self._blocks = 0  # full blocks hashed into `_chain`
-        self._chain = derive(Domain.KEY_ROOT, self._full + identity)
+        self._chain = [derive(Domain.KEY_ROOT, self._full + identity)]  # h_0, h_1, ...
 
     def key(self, tokens: bytes | bytearray, end: int) -> Key:
         """The key of the first `end` of these encoded ids.
 
-        Positions must not descend, and earlier ids must be those of earlier calls.
+        Ids of blocks that were hashed must be those of earlier calls.
 
         Raises:
-            ValueError: `end` is before the last one, or beyond the tokens.
+            ValueError: `end` is not within the tokens.
         """
+        if not 0 <= end * TOKEN_SIZE <= len(tokens):
+            raise ValueError("a position must lie within the tokens")
         blocks, rest = divmod(end, self._block_size)
-        if blocks < self._blocks or end * TOKEN_SIZE > len(tokens):
-            raise ValueError("positions must ascend and stay within the tokens")
         step = self._block_size * TOKEN_SIZE
-        while self._blocks < blocks:
-            ids = tokens[self._blocks * step : (self._blocks + 1) * step]
-            self._chain = derive(Domain.KEY, self._chain + self._full + ids)
-            self._blocks += 1
+        for block in range(len(self._chain) - 1, blocks):
+            ids = tokens[block * step : (block + 1) * step]
+            self._chain.append(derive(Domain.KEY, self._chain[-1] + self._full + ids))
+        above = self._chain[blocks]
         if not rest:
-            return Key(self._chain)
+            return Key(above)
         ids = tokens[blocks * step : end * TOKEN_SIZE]
-        return Key(derive(Domain.KEY, self._chain + struct.pack("<I", rest) + ids))
+        return Key(derive(Domain.KEY, above + struct.pack("<I", rest) + ids))
+
+    def fork(self, start: int) -> "KeyChain":
+        """A chain for other ids from `start` on, with the blocks before as hashed."""
+        other = copy.copy(self)
+        other.forget(start)
+        return other
+
+    def forget(self, start: int) -> None:
+        """Let ids from `start` on be others."""
+        self._chain = self._chain[: start // self._block_size + 1]
 
 
 def prefix_keys(
@@ -106,5 +116,10 @@ def prefix_keys(
     Raises:
         ValueError: `ends` is not ascending, or goes beyond the tokens.
     """
-    chain = KeyChain(identity, block_size)
-    return [chain.key(tokens, end) for end in ends]
+    chain, last, keys = KeyChain(identity, block_size), 0, []
+    for end in ends:
+        if end < last or end * TOKEN_SIZE > len(tokens):
+            raise ValueError("positions must ascend and stay within the tokens")
+        keys.append(chain.key(tokens, end))
+        last = end
+    return keys

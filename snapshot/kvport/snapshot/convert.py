@@ -33,7 +33,8 @@ from kvport.snapshot.errors import (
     UnsupportedModelError,
 )
 from kvport.snapshot.keyring import Keyring
-from kvport.snapshot.node import DEFAULT_SCOPE, Prompt, rendered
+from kvport.snapshot.prompts import Prompt, rendered
+from kvport.snapshot.residents import DEFAULT_SCOPE
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.prompt_cache import read_prompt_cache
 from kvport.snapshot.state.prompt_cache_writer import Form, write_prompt_cache
@@ -121,7 +122,12 @@ class Converter:
             ledger = Ledger(work / "state.sqlite")
             stack.callback(ledger.close)
             cache = stack.enter_context(
-                Cache.open(work / "cache", cap_bytes=None, on_removed=lambda _: None)
+                Cache.open(
+                    work / "cache",
+                    cap_bytes=None,
+                    on_removed=lambda _: None,
+                    free_floor=0,
+                )
             )
             yield cls(
                 model=model,

@@ -47,6 +47,22 @@ class CapacityError(KvportError):
     advice = "Raise the cache's cap, or wait until running requests end."
 
 
+class QuotaError(CapacityError):
+    """The namespace's quota does not leave room."""
+
+    code = "quota"
+    cause = "The state is larger than what its namespace may hold besides leased state."
+    advice = "Raise the namespace's quota, or wait until running requests end."
+
+
+class TierError(KvportError):
+    """Nothing may be added to the namespace."""
+
+    code = "namespace_tier"
+    cause = "The namespace is read-only or off."
+    advice = "Set its tier to `on` with `kvport cache namespace`, then try again."
+
+
 class DiskFullError(KvportError):
     """The volume is out of space."""
 
@@ -87,11 +103,19 @@ class MissingRootError(KvportError):
     advice = "Mount its volume, or name another place with --cache-dir."
 
 
+class ReplacedRootError(MissingRootError):
+    """Another cache, or none, stands where the root was; nothing of it was touched."""
+
+    code = "replaced_root"
+    cause = "Another cache, or an empty directory, is where this home's cache was."
+    advice = "Mount the volume that was there, or name another place with --cache-dir."
+
+
 class ForeignRootError(KvportError):
     """The directory is not a cache of this format; nothing in it was touched."""
 
     code = "foreign_root"
-    cause = "The directory holds other files, or a cache of another version."
+    cause = "The directory holds other files, or a cache of another version or home."
     advice = "Name an empty or new directory with --cache-dir."
 
 
@@ -108,7 +132,15 @@ class StorageError(KvportError):
 
     code = "storage"
     cause = "The cache's volume failed, or went away."
-    advice = "Check the volume and the server's log, then start the server again."
+    advice = "Check the volume and the server's log; the server tries it again."
+
+
+class CacheAbsentError(StorageError):
+    """There is no cache at present; the message says why."""
+
+    code = "cache_absent"
+    cause = "The cache's volume is missing, read-only, replaced, full, or failed."
+    advice = "Bring the volume back: the server finds it within seconds."
 
 
 class DamagedError(KvportError):
@@ -149,6 +181,22 @@ class UnknownModelError(KvportError):
     code = "unknown_model"
     cause = "The server does not serve a model of this name."
     advice = "List the names with `kvport models list` or GET /v1/models."
+
+
+class ModelLoadedError(KvportError):
+    """Another model, or the same one with other settings, has the name."""
+
+    code = "model_loaded"
+    cause = "A model of this name is loaded, from elsewhere or with other settings."
+    advice = "Unload it first (`kvport models unload NAME`), or choose another name."
+
+
+class ModelUnloadedError(KvportError):
+    """A request was ended, since its model is unloaded by force."""
+
+    code = "model_unloaded"
+    cause = "The model was unloaded while the request waited or ran."
+    advice = "Load it again (`kvport models load PATH`), or name another model."
 
 
 class OverloadedError(KvportError):
@@ -253,3 +301,27 @@ class SettingError(KvportError):
     code = "setting"
     cause = "A setting contradicts another one, or the model."
     advice = "See the message for what would fit."
+
+
+class ConfigFileError(KvportError):
+    """The home's configuration says what cannot be, or cannot be read."""
+
+    code = "config_file"
+    cause = "A settings file of the home cannot be read, or sets what cannot be."
+    advice = "See the message for the section; docs/operations.md lists what there is."
+
+
+class UnknownNamespaceError(KvportError):
+    """Nothing in the cache goes by this name."""
+
+    code = "unknown_namespace"
+    cause = "The cache has no namespace of this id, nor one of a model of this name."
+    advice = "List them with `kvport cache namespace` or GET /api/cache/namespaces."
+
+
+class AmbiguousNamespaceError(KvportError):
+    """Several namespaces go by this name; the message lists them."""
+
+    code = "ambiguous_namespace"
+    cause = "Several namespaces of the cache go by this name."
+    advice = "Name one by its id, of which 8 digits or more are enough."

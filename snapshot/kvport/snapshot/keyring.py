@@ -2,6 +2,7 @@
 
     <home>/keys/signing.key    seed of the Ed25519 key, 64 hex digits
     <home>/keys/api.key        bearer key of the HTTP API, 32 random bytes in base64url
+    <home>/keys/cache.key      key of the cache's MACs, 64 hex digits
     <home>/trust.json          the allow-list (kvport.manifest.trust), canonical JSON
 
 * All are 0600, in 0700 directories, written durably and whole.
@@ -48,6 +49,7 @@ class Keyring:
         self._home = home
         self._signing = home / "keys" / "signing.key"
         self._api = home / "keys" / "api.key"
+        self._cache = home / "keys" / "cache.key"
         self._trust = home / "trust.json"
 
     def create(self) -> None:
@@ -66,6 +68,8 @@ class Keyring:
             _write_key(self._signing, key.to_bytes().hex())
         if not self._api.exists():
             _write_key(self._api, secrets.token_urlsafe(32))
+        if not self._cache.exists():
+            _write_key(self._cache, secrets.token_hex(32))
 
     def signing_key(self) -> SigningKey:
         """The key that this node signs artifacts with.
@@ -90,6 +94,19 @@ class Keyring:
         if not _API_KEY.fullmatch(text):
             raise KeyFileError("the API key is not 43 base64url characters")
         return text
+
+    def cache_mac_key(self) -> bytes:
+        """The key that rows of the cache's index are held to, 32 bytes.
+
+        Raises:
+            KeyFileError: there is none, or its file is not fit for use.
+        """
+        try:
+            return parse_hex32(_read_key(self._cache))
+        except KeyFileError:
+            raise
+        except KvportError as error:
+            raise KeyFileError("the cache's key is not 64 hex digits") from error
 
     def load_trust(self) -> TrustList:
         """The trust list as it is now; empty, which trusts nobody, if there is none.

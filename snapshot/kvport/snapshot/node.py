@@ -5,14 +5,13 @@ API and the command line do goes through here; nothing here knows of HTTP.
 """
 
 import contextlib
-import fcntl
+import math
 import os
 import platform
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Self
 
 import attrs
 import structlog
@@ -20,33 +19,33 @@ import structlog
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.policy import Tier
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.engine.local_identity import FileDigests
-from kvport.snapshot.engine.models import Model, locate
+from kvport.snapshot.engine.models import Model
 from kvport.snapshot.engine.requests import Policy, Request, Sink
 from kvport.snapshot.engine.restore import selection
-from kvport.snapshot.engine.runner import Store
-from kvport.snapshot.engine.scheduler import Engine, Ticket
-from kvport.snapshot.engine.template import Rendered, render_chat, render_text
+from kvport.snapshot.engine.scheduler import Ticket
+from kvport.snapshot.engine.template import Rendered
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import (
-    BadPromptError,
     CacheOffError,
-    HomeInUseError,
-    SettingError,
+    TierError,
+    UnknownModelError,
 )
+from kvport.snapshot.home_lock import lock
 from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.namespaces import NamespaceBook
+from kvport.snapshot.orders import JUDGE, Orders
+from kvport.snapshot.prompts import Prompt, rendered
 from kvport.snapshot.remembered import Remembered
-from kvport.snapshot.state.untyped import Tokenizer
+from kvport.snapshot.residents import DEFAULT_SCOPE, Residents, Unloaded
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
 from kvport.snapshot.transfer.kept import Artifacts
 from kvport.snapshot.transfer.ledger import Ledger
+from kvport.snapshot.volume import Place, Volume, VolumeStatus
 
 log = structlog.get_logger(__name__)
-
-DEFAULT_SCOPE: Final = "default"
 
 
 @attrs.frozen(kw_only=True)
@@ -57,30 +56,25 @@ class NodeSettings:
         home: keys, trust list, ledger.
         cache_root: the paged cache; below the home unless it is given.
         cap_bytes: hard limit of the cache root; None is half of (free + ours).
+        free_floor: bytes that the cache's volume keeps free; 0 for none, None for the
+            larger of 10 GiB and 5 % of it.
         block_size: tokens in a block.
         policy: what requests get that do not name one.
         tuning: the scheduler's settings.
         cache_enabled: whether state is kept at all.
+        keep_alive: seconds without a request after which a model is unloaded for which
+            nothing else is said; infinity for never.
     """
 
     home: Path
     cache_root: Path | None = None
     cap_bytes: int | None = None
+    free_floor: int | None = None
     block_size: int = BLOCK_SIZE
     policy: Policy = Policy.NEAREST
     tuning: Tuning = attrs.field(factory=Tuning)
     cache_enabled: bool = True
-
-
-@attrs.frozen(kw_only=True)
-class Prompt:
-    """What to run or export: exactly one of text, tokens and messages."""
-
-    text: str | None = None
-    tokens: Sequence[int] | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    options: Mapping[str, Any] | None = None
+    keep_alive: float = math.inf
 
 
 @attrs.frozen
@@ -98,27 +92,6 @@ class ProbeResult:
     restorable_tokens: int
 
 
-def rendered(tokenizer: Tokenizer, prompt: Prompt, *, closed: bool = False) -> Rendered:
-    """Token ids of a prompt: see `Node.render`.
-
-    Raises:
-        BadPromptError: the prompt cannot be rendered.
-    """
-    if prompt.messages is not None:
-        return render_chat(
-            tokenizer,
-            prompt.messages,
-            tools=prompt.tools,
-            options=prompt.options,
-            open_reply=not closed,
-        )
-    if prompt.text is not None:
-        return render_text(tokenizer, prompt.text)
-    if prompt.tokens is not None:
-        return Rendered(list(prompt.tokens), None)
-    raise BadPromptError("a prompt is a text, token ids or messages")
-
-
 class Node:
     """A running node; `open` makes one, `close` ends it."""
 
@@ -127,22 +100,24 @@ class Node:
         *,
         settings: NodeSettings,
         keyring: Keyring,
-        cache: Cache,
+        volume: Volume,
         ledger: Ledger,
-        engine: Engine,
+        residents: Residents,
+        orders: Orders,
         ending: contextlib.ExitStack,
     ) -> None:
         self.settings = settings
         self.keyring = keyring
-        self.cache = cache
+        self.volume = volume
         self.ledger = ledger
-        self.engine = engine
+        self.residents = residents
+        self.engine = residents.engine
+        self.orders = orders
         self._ending = ending
-        self._files = FileDigests(settings.home / "model-digests.json")
         self._signer = keyring.signing_key()
         self.key_id = self._signer.public.key_id
         self.artifacts = Artifacts(
-            cache=cache,
+            volume=volume,
             ledger=ledger,
             scope=DEFAULT_SCOPE,
             key=self._signer.public,
@@ -153,7 +128,10 @@ class Node:
     def open(cls, settings: NodeSettings) -> Self:
         """Take the home, open its cache, start the engine.
 
+        Without the cache, as long as its volume is missing or fails: see `Volume.open`.
+
         Raises:
+            ConfigFileError: what is set about namespaces cannot be read.
             HomeInUseError: another process runs on this home.
             KeyFileError: a key file is not private.
             KvportError: the cache root cannot be used, or mlx-lm is not the pinned one.
@@ -161,30 +139,37 @@ class Node:
         keyring = Keyring(settings.home)
         keyring.create()
         with contextlib.ExitStack() as undo:
-            undo.callback(os.close, _lock(settings.home))
+            undo.callback(os.close, lock(settings.home))
+            book = NamespaceBook(settings.home)
             ledger = Ledger(settings.home / "state.sqlite")
             undo.callback(ledger.close)
-            # A known root that is not there is a volume that is not mounted: it must
-            # not be made again as an empty directory in its place.
-            roots = Remembered(settings.home / "cache-roots.json")
-            root = (settings.cache_root or settings.home / "cache").absolute()
-            cache = Cache.open(
-                root,
-                cap_bytes=settings.cap_bytes,
-                on_removed=ledger.record_removed,
-                expected_root=roots.get(str(root)),
+            volume = _volume(settings, ledger, book, keyring.cache_mac_key())
+            undo.callback(volume.close)
+            residents = Residents(
+                volume=volume,
+                book=book,
+                digests=settings.home / "model-digests.json",
+                tuning=settings.tuning,
+                keep_alive=settings.keep_alive,
+                block_size=settings.block_size if settings.cache_enabled else None,
+                local=keyring.signing_key().public.key_id,
             )
-            undo.callback(cache.close)
-            roots.put(str(root), cache.root_id)
-            ledger.reconcile(cache)
-            engine = Engine(settings.tuning)
-            undo.callback(engine.close)
+            undo.callback(residents.engine.close)
+            orders = Orders(
+                cache=lambda: volume.cache,
+                book=book,
+                ledger=ledger,
+                settle=residents.settle_tails,
+                reclaim=residents.reclaim_rest,
+            )
+            undo.callback(orders.close)
             return cls(
                 settings=settings,
                 keyring=keyring,
-                cache=cache,
+                volume=volume,
                 ledger=ledger,
-                engine=engine,
+                residents=residents,
+                orders=orders,
                 ending=undo.pop_all(),
             )
 
@@ -199,37 +184,19 @@ class Node:
         self.close()
 
     def load_model(
-        self, source: str, name: str | None = None, tuning: Tuning | None = None
+        self,
+        source: str,
+        name: str | None = None,
+        tuning: Tuning | None = None,
+        *,
+        keep_alive: float | None = None,
     ) -> Model:
-        """Load a model from a directory or by its Hugging Face id.
+        """Load a model, and wait for it: see `Residents.load`."""
+        return self.residents.load(source, name, tuning, keep_alive=keep_alive)
 
-        Args:
-            source: the directory or id.
-            name: what requests call it; the last part of the source if None.
-            tuning: of this model, with the node's chunk; the node's if None.
-
-        Raises:
-            ModelLoadError: there is no such model, or mlx-lm cannot load it.
-            UnsupportedModelError: mlx-lm cannot batch it.
-            SettingError: another model has its name.
-        """
-        found, directory = locate(source)
-        name = name or found
-        if name in self.engine.models:
-            raise SettingError(f"two models are called {name!r}; name one NAME=PATH")
-        model = self.engine.load(name, directory, self._files, self._store, tuning)
-        log.info("model_loaded", model=name, cached=model.refusal is None)
-        if model.refusal is not None:
-            log.warning("model_uncached", model=name, reason=model.refusal)
-        return model
-
-    def _store(self, model: Model) -> Store | None:
-        if model.identity is None or not self.settings.cache_enabled:
-            return None
-        namespace = self.cache.namespace(
-            model.identity, DEFAULT_SCOPE, self.settings.block_size
-        )
-        return Store(cache=self.cache, namespace=namespace, local=self.key_id)
+    def unload_model(self, name: str, *, force: bool = False) -> Unloaded:
+        """Unload a model, and wait for it: see `Residents.unload`."""
+        return self.residents.unload(name, force=force)
 
     def render(self, name: str, prompt: Prompt, *, closed: bool = False) -> Rendered:
         """Token ids of a prompt, by the model's own tokenizer and template.
@@ -249,8 +216,42 @@ class Node:
         """Queue a request: see `Engine.submit`."""
         return self.engine.submit(name, request, sink)
 
+    def require_storing(self, name: str) -> None:
+        """Refuse what makes no sense unless a model's state is stored.
+
+        A cache that is absent now is no reason: it may be back when it is needed.
+
+        Raises:
+            CacheOffError: it is not, by the model's kind or by a setting.
+            TierError: it is not, by its namespace's tier.
+            UnknownModelError: there is no such model.
+        """
+        self._namespace(name)
+        store = self.engine.store(name)
+        if store is not None and store.tier not in {Tier.ON, None}:
+            raise TierError(
+                f"nothing is stored for the model {name!r}: its tier is {store.tier}"
+            )
+
+    def settle(self, name: str) -> None:
+        """Wait until what ended requests of a model leave is stored, or was skipped.
+
+        But for ends of replies that are kept in memory, which no pinned one is.
+
+        Raises:
+            EngineStoppedError: the node is closing.
+        """
+        self.engine.call(lambda: None)
+        with contextlib.suppress(UnknownModelError):  # unloaded meanwhile
+            if (store := self.engine.store(name)) is not None:
+                store.flush()
+
     def probe(self, name: str, request: Request) -> ProbeResult:
-        """What a request would restore now; nothing is loaded or computed."""
+        """What a request would restore now; nothing is loaded or computed.
+
+        Raises:
+            CacheAbsentError: there is no cache at present.
+        """
         namespace = self._namespace(name)
         tokens = encode_tokens(request.tokens)
         length = len(request.tokens)
@@ -261,12 +262,13 @@ class Node:
             numerics=self.engine.numerics,
         )
         self.engine.store_tails(name)
-        match = self.cache.match(namespace, tokens, chosen)
-        return ProbeResult(
-            prompt_tokens=length,
-            stored_tokens=self.cache.longest(namespace, tokens),
-            restorable_tokens=match.position if match else 0,
-        )
+        with self.volume.using() as cache:
+            match = cache.match(namespace, tokens, chosen, count=False)
+            return ProbeResult(
+                prompt_tokens=length,
+                stored_tokens=cache.longest(namespace, tokens),
+                restorable_tokens=match.position if match else 0,
+            )
 
     def export(
         self, name: str, tokens: Sequence[int], *, compress: bool = False
@@ -280,6 +282,7 @@ class Node:
 
         Raises:
             NothingRestorableError: a subclass says why.
+            CacheAbsentError: there is no cache at present.
         """
         model = self.engine.model(name)
         namespace = self._namespace(name)
@@ -292,9 +295,10 @@ class Node:
             now=_now(),
             compress=compress,
         )
-        return open_export(
-            self.cache, self.ledger, namespace, encode_tokens(tokens), issue
-        )
+        with self.volume.using() as cache:
+            return open_export(
+                cache, self.ledger, namespace, encode_tokens(tokens), issue
+            )
 
     def path_of(self, artifact: str | None) -> frozenset[NodeId] | None:
         """The nodes that a request for one artifact may restore; None for all.
@@ -306,24 +310,34 @@ class Node:
         return None if artifact is None else self.artifacts.nodes(ArtifactId(artifact))
 
     def start_import(self, model: str | None = None) -> Import:
-        """Begin an import; feed it the container's bytes."""
+        """Begin an import; feed it the container's bytes.
+
+        Raises:
+            CacheAbsentError: there is no cache at present.
+        """
         return Import(
-            cache=self.cache,
+            cache=self.volume.cache,
             ledger=self.ledger,
             models=self.local_models(model),
             trust=self.keyring.load_trust,
             local=self.key_id,
         )
 
+    def health(self) -> VolumeStatus:
+        """How it is with the cache: the node serves in any case."""
+        return self.volume.status
+
     def local_models(self, only: str | None = None) -> list[LocalModel]:
         """The models that an artifact may be for."""
-        names = [only] if only is not None else list(self.engine.models)
-        found = []
-        for name in names:
-            model, store = self.engine.model(name), self.engine.store(name)
-            if store is not None and model.identity is not None:
-                found.append(LocalModel(name, model.tokenizer_digest, store.namespace))
-        return found
+        served = self.engine.served
+        if only is not None:
+            self.engine.model(only)
+            served = {name: one for name, one in served.items() if name == only}
+        return [
+            LocalModel(name, one.model.tokenizer_digest, one.store.namespace)
+            for name, one in served.items()
+            if one.store is not None
+        ]
 
     def _namespace(self, name: str) -> Namespace:
         store = self.engine.store(name)
@@ -333,20 +347,28 @@ class Node:
         return store.namespace
 
 
-def _lock(home: Path) -> int:
-    descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    # Clients hold the lock for an instant when they ask whether there is an owner.
-    for patience in (0.05, 0.1, 0.2, 0.4, None):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if patience is None:
-                os.close(descriptor)
-                raise HomeInUseError("another process runs on this home") from error
-            time.sleep(patience)
-        else:
-            break
-    return descriptor
+def _volume(
+    settings: NodeSettings, ledger: Ledger, book: NamespaceBook, mac_key: bytes
+) -> Volume:
+    """The volume that the cache is on; see `Volume.open`."""
+    if not settings.cache_enabled:
+        return Volume.off()
+    # A known root that is not there is a volume that is not mounted: it must not be
+    # made again as an empty directory in its place.
+    roots = Remembered(settings.home / "cache-roots.json")
+    root = (settings.cache_root or settings.home / "cache").absolute()
+    place = Place(
+        root=root,
+        cap_bytes=settings.cap_bytes,
+        on_removed=ledger.record_removed,
+        expected_root=roots.get(str(root)),
+        mac_key=mac_key,
+        free_floor=settings.free_floor,
+        settings=lambda known: book.settings(known.id, known.model, known.scope),
+        judge=JUDGE,
+    )
+    works = (lambda cache: roots.put(str(root), cache.root_id), ledger.reconcile)
+    return Volume.open(place, works)
 
 
 def _now() -> datetime:

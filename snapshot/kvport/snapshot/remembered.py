@@ -35,6 +35,10 @@ class Remembered:
         """The fact of this name, if it is known."""
         return self._facts.get(key)
 
+    def names(self) -> tuple[str, ...]:
+        """The names of all facts, the first one learned first."""
+        return tuple(self._facts)
+
     def put(self, key: str, fact: str) -> None:
         """Remember a fact, durably.
 

@@ -1,7 +1,6 @@
-"""`kvport probe`, `kvport cache stats`, `kvport cache artifacts`."""
+"""`kvport probe`, `kvport cache artifacts`."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import rich_click as click
@@ -10,7 +9,6 @@ from kvport.api.arguments import PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.options import POLICY, Server, model_option, server_options
 from kvport.api.cli.output import (
-    STATE_NAMES,
     format_bytes,
     json_option,
     print_facts,
@@ -62,25 +60,6 @@ def probe(
 @click.command()
 @server_options
 @json_option
-def stats(*, server: Server, as_json: bool) -> None:
-    """Sizes, hits and misses, and the cap."""
-    with connected(server) as client:
-        found = client.stats()
-    if as_json:
-        print_json(found)
-        return
-    print_facts(_cache_facts(found["cache"]))
-    for name, counts in found["models"].items():
-        click.echo(f"\nmodel {name}")
-        print_facts(
-            (f"  {what.replace('_', ' ')}", str(count))
-            for what, count in counts.items()
-        )
-
-
-@click.command()
-@server_options
-@json_option
 def artifacts(*, server: Server, as_json: bool) -> None:
     """Artifacts that went out or came in.
 
@@ -106,36 +85,3 @@ def artifacts(*, server: Server, as_json: bool) -> None:
             for one in found
         ),
     )
-
-
-def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    account = cache["account"]
-    used = sum(account[name] for name in ("blobs", "index", "overhead", "held"))
-    yield "used", f"{format_bytes(used)} of {format_bytes(account['cap'])}"
-    for name in ("blobs", "index", "overhead", "held"):
-        yield f"  {name}", format_bytes(account[name])
-    for namespace in cache["namespaces"]:
-        sizes = ", ".join(
-            f"{STATE_NAMES[blob_class]} {format_bytes(size)}"
-            for blob_class, size in namespace["nbytes"].items()
-        )
-        tokens, nodes = namespace["tokens"], namespace["nodes"]
-        yield "namespace", f"{namespace['id'][:8]} (scope {namespace['scope']})"
-        yield "  stored", f"{tokens} tokens in {nodes} segments; {sizes or 'nothing'}"
-    per_token = cache["written_per_token"]
-    for blob_class, size in cache["written"].items():
-        written = f"{STATE_NAMES[blob_class]} {format_bytes(size)}"
-        if blob_class in per_token:
-            written += f" ({format_bytes(round(per_token[blob_class]))} per new token)"
-        yield "written", written
-    for blob_class, pruned in cache["pruned"].items():
-        size = format_bytes(pruned["nbytes"])
-        yield "pruned", f"{STATE_NAMES[blob_class]} {size} in {pruned['blobs']} blobs"
-    if failed := cache["failed_prunings"]:
-        yield "not pruned", f"{failed} paths"
-    yield "leases", str(cache["leases"])
-    for reason, count in cache["removed"].items():
-        yield "removed", f"{count} segments: {reason}"
-    for reason, count in cache["skipped"].items():
-        yield "not stored", f"{count} segments: {reason}"
-    yield "damaged", f"{cache['damaged']} blobs"

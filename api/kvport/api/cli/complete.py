@@ -6,12 +6,37 @@ from typing import cast
 import attrs
 import rich_click as click
 
-from kvport.api.arguments import CompletionArguments, PromptArguments
+from kvport.api.arguments import CompletionArguments, PinArguments, PromptArguments
 from kvport.api.cli.connect import chosen, connected
-from kvport.api.cli.options import POLICY, Server, model_option, server_options
+from kvport.api.cli.options import (
+    POLICY,
+    Duration,
+    Server,
+    model_option,
+    server_options,
+)
 from kvport.api.cli.output import json_option, print_json, say
 from kvport.api.cli.prompts import prompt_options
-from kvport.api.results import Delta, Logprob
+from kvport.api.results import Delta, Logprob, Pinned
+
+
+class Pin(click.ParamType[PinArguments]):
+    """Whose pin it is, and for how long: `night=12h`."""
+
+    name = "pin"
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> PinArguments:
+        """The owner may hold `=`, the duration does not."""
+        owner, equals, duration = str(value).rpartition("=")
+        if not equals or not owner:
+            self.fail(f"{value!r} is not OWNER=DURATION", param, ctx)
+        seconds = Duration().convert(duration, param, ctx)
+        return PinArguments(owner=owner, seconds=seconds)
 
 
 @click.command()
@@ -36,6 +61,23 @@ from kvport.api.results import Delta, Logprob
     help="Which stored state may be restored; the server's choice unless given.",
 )
 @click.option(
+    "--no-read", is_flag=True, help="Restore nothing: compute the whole prompt."
+)
+@click.option("--no-write", is_flag=True, help="Leave nothing behind in the cache.")
+@click.option(
+    "--ttl",
+    type=Duration(),
+    metavar="DURATION",
+    help="What is stored expires after so long without use, such as 12h.",
+)
+@click.option(
+    "--pin",
+    type=Pin(),
+    metavar="OWNER=DURATION",
+    help="Keep what is stored for so long, whatever else needs room. An owner's later"
+    " pin of the same path replaces it.",
+)
+@click.option(
     "--logprobs",
     type=click.IntRange(0, 20),
     metavar="N",
@@ -50,6 +92,10 @@ def complete(
     max_tokens: int,
     temperature: float,
     policy: str | None,
+    no_read: bool,
+    no_write: bool,
+    ttl: int | None,
+    pin: PinArguments | None,
     logprobs: int | None,
     model: str | None,
     server: Server,
@@ -61,14 +107,19 @@ def complete(
     restored. PROMPT is a text, or `-` for standard input; for a chat use
     --messages-file.
     """
+    given = {
+        "policy": policy,
+        "read": False if no_read else None,
+        "write": False if no_write else None,
+        "ttl": ttl,
+        "pin": pin,
+        "logprobs": logprobs,
+    }
+    said = {name: value for name, value in given.items() if value is not None}
     # A prompt's fields are a completion's, which mypy does not see.
-    arguments = cast("CompletionArguments", {**prompt})
+    arguments = cast("CompletionArguments", {**prompt, **said})
     arguments["max_tokens"] = max_tokens
     arguments["temperature"] = temperature
-    if policy is not None:
-        arguments["policy"] = policy
-    if logprobs is not None:
-        arguments["logprobs"] = logprobs
     with connected(server) as client:
         name = chosen(client, model)
         if as_json:
@@ -79,6 +130,8 @@ def complete(
         for delta in deltas:
             _print_logprobs(delta)
     for delta in deltas:
+        if delta.pinned is not None:
+            say(_pinned(delta.pinned))
         if delta.usage is not None:
             say(
                 f"{delta.usage.cached_tokens} of {delta.usage.prompt_tokens} prompt"
@@ -97,6 +150,15 @@ def _printed(deltas: Iterable[Delta]) -> Iterator[Delta]:
     finally:
         if begun:
             click.echo()
+
+
+def _pinned(found: Pinned) -> str:
+    """What became of the wish to be pinned, in a line."""
+    why = f" ({found.unpinned_reason})" if found.unpinned_reason else ""
+    if found.pinned_until is None:
+        return f"nothing is pinned{why}"
+    rest = f", the rest was not stored{why}" if why else ""
+    return f"{found.pinned_tokens} tokens are pinned until {found.pinned_until}{rest}"
 
 
 def _print_logprobs(delta: Delta) -> None:

@@ -58,7 +58,8 @@ def chosen(client: Client, model: str | None) -> str:
         return model
     names = [found.name for found in client.models()]
     if len(names) != 1:
-        raise ModelNotNamedError(f"the server has {len(names)} models")
+        known = ", ".join(sorted(names)) or "none"
+        raise ModelNotNamedError(f"the server has {len(names)} models: {known}")
     return names[0]
 
 

@@ -18,7 +18,7 @@ from kvport.api.files import open_destination
 from kvport.manifest.limits import BLOCK_TOKENS
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.convert import Converted, Converter, is_artifact
-from kvport.snapshot.node import Prompt
+from kvport.snapshot.prompts import Prompt
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.prompt_cache_writer import Form
 

@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 import functools
-import re
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,13 +13,11 @@ import rich_click as click
 
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.state.kv_form import KEEP, KvForm, Limit, Quantisation
+from kvport.snapshot.units import parse_seconds, parse_size
 
+NEVER: Final = "never"
+_TEN_YEARS: Final = 315_360_000
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-_SIZE: Final = re.compile(
-    r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)(B?)", re.ASCII | re.IGNORECASE
-)
-_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 FILE: Final = click.Path(readable=False, allow_dash=True, path_type=Path)
 """A file, or `-`; opening it tells whether it can be used, always in the same words."""
@@ -28,10 +26,15 @@ POLICY: Final = click.Choice([policy.value for policy in Policy])
 """A policy by its name."""
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
+AUTO: Final = "auto"
+AUTO_FLOOR: Final = -1
 
-    name = "size"
+
+class _Measure(click.ParamType[int]):
+    """A whole number with a unit, at least 1."""
+
+    def __init__(self, parse: Callable[[str], int]) -> None:
+        self._parse = parse
 
     def convert(
         self,
@@ -39,18 +42,84 @@ class Size(click.ParamType[int]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> int:
-        """Bytes, at least one."""
+        """The number, without its unit."""
         if isinstance(value, int):
             return value
-        form = _SIZE.fullmatch(str(value).strip())
-        if form is None:
-            self.fail(f"{value!r} is not a size such as 500MB or 8GiB", param, ctx)
-        number, unit, binary, byte = form.groups()
-        decimal = byte and not binary
-        size = int(float(number) * (1000 if decimal else 1024) ** _POWERS[unit.upper()])
-        if size < 1:
-            self.fail("a size is at least one byte", param, ctx)
-        return size
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(_Measure):
+    """A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
+
+    name = "size"
+
+    def __init__(self) -> None:
+        super().__init__(parse_size)
+
+
+class Floor(Size):
+    """A size, 0, or `auto`."""
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Bytes; `AUTO_FLOOR` for `auto`."""
+        if value in {AUTO, AUTO_FLOOR}:
+            return AUTO_FLOOR
+        return 0 if value == "0" else super().convert(value, param, ctx)
+
+
+class Cap(Size):
+    """A size, or `auto`, which is none."""
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Bytes; 0 for `auto`."""
+        return 0 if value in {AUTO, 0} else super().convert(value, param, ctx)
+
+
+class Duration(_Measure):
+    """A number of seconds: `90`, `90s`, `15m`, `12h`, `30d`, `2w`."""
+
+    name = "duration"
+
+    def __init__(self) -> None:
+        super().__init__(parse_seconds)
+
+
+class KeepAlive(click.ParamType[float]):
+    """A duration of up to ten years, or `never`, after which a model is unloaded."""
+
+    name = "duration"
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Seconds, infinity for `never`."""
+        if isinstance(value, float):
+            return value
+        if value == NEVER:
+            return math.inf
+        try:
+            seconds = parse_seconds(str(value))
+        except ValueError as error:
+            self.fail(f"{error}, nor {NEVER}", param, ctx)
+        if seconds > _TEN_YEARS:
+            self.fail(f"{value!r} is above ten years; say {NEVER}", param, ctx)
+        return seconds
 
 
 def _address(_: click.Context, __: click.Parameter, url: str | None) -> str | None:

@@ -1,20 +1,25 @@
 """Settings that may differ from model to model: `[MODEL:]...`, without mlx.
 
-In: the values of `--points` and `--draft`, and the names of the models. Out: for each
-model what holds for it. A value with a model's name goes before one without.
+In: the values of `--points`, `--draft` and `--keep-alive`, and the names of the models.
+Out: for each model what holds for it. A value with a model's name goes before one
+without; those without hold for models that are loaded later, too: `ANY`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import attrs
 import rich_click as click
 
+from kvport.api.cli.options import KeepAlive
 from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.engine.drafting.drafter import DraftSource
+from kvport.snapshot.engine.source import directory_at
 
+ANY: Final = ""
+"""In place of a model's name: of models that are not known yet."""
 LOOKUP: Final = "lookup"
 OFF: Final = "off"
 _INTEGER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
@@ -64,17 +69,35 @@ def drafts(
     return {name: _draft(texts, tokens) for name, texts in chosen.items()}
 
 
+def keep_alives(values: Sequence[str], names: Iterable[str]) -> dict[str, float]:
+    """For each model, seconds without a request after which it goes, or infinity.
+
+    Raises:
+        BadParameter: a value of another form.
+    """
+    chosen = _chosen(values, names, "--keep-alive")
+    kind = KeepAlive()
+    try:
+        return {
+            name: kind.convert(texts[-1], None, None) if texts else math.inf
+            for name, texts in chosen.items()
+        }
+    except click.BadParameter as error:
+        error.param_hint = "--keep-alive"
+        raise
+
+
 def _chosen(
     values: Sequence[str], names: Iterable[str], option: str
 ) -> dict[str, list[str]]:
-    """The values that hold for each model, general ones first."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+    """The values that hold for each model and for `ANY`, general ones first."""
+    found: dict[str, list[str]] = {name: [] for name in (*names, ANY)}
     general: list[str] = []
     for value in values:
         name, colon, rest = value.partition(":")
         if not colon:
             general.append(value)
-        elif name in found:
+        elif name in found and name != ANY:
             found[name].append(rest)
         else:
             raise click.BadParameter(f"no model is called {name!r}", param_hint=option)
@@ -107,13 +130,9 @@ def _draft(texts: Sequence[str], tokens: int) -> DraftSource | None:
         return None
     if (source := texts[-1]) == LOOKUP:
         return DraftSource(tokens=tokens)
-    try:
-        directory = Path(source).expanduser()
-    except RuntimeError:  # the home of somebody who does not exist
-        directory = Path(source)
-    if not source or not directory.is_dir():
+    if (directory := directory_at(source)) is None:
         raise click.BadParameter(
             f"{source!r} is neither {LOOKUP}, {OFF}, nor a model's directory",
             param_hint="--draft",
         )
-    return DraftSource(directory.resolve(), tokens)
+    return DraftSource(directory, tokens)

@@ -15,7 +15,11 @@ import rich_click as click
 
 from kvport.api.cli import per_model
 from kvport.api.cli.options import (
+    AUTO,
+    AUTO_FLOOR,
     POLICY,
+    Cap,
+    Floor,
     Size,
     home_option,
     kv_form_options,
@@ -32,20 +36,6 @@ CHUNK: Final = 512
 STRIDE: Final = 4096
 """Of `Tuning`, which is not imported for them; a test compares."""
 _PORT: Final = 8470
-_AUTO: Final = "auto"
-
-
-class Cap(Size):
-    """A size, or `auto`, which is none."""
-
-    def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> int:
-        """Bytes; 0 for `auto`."""
-        return 0 if value in {_AUTO, 0} else super().convert(value, param, ctx)
 
 
 @click.command()
@@ -54,9 +44,9 @@ class Cap(Size):
     "models",
     metavar="[NAME=]PATH",
     multiple=True,
-    required=True,
     help="A model's directory or Hugging Face id (repeatable). Its name is the last"
-    " part of the path unless NAME is given.",
+    " part of the path unless NAME is given. Others can be loaded later: `kvport models"
+    " load`.",
 )
 @home_option
 @click.option(
@@ -68,10 +58,19 @@ class Cap(Size):
     "--cap",
     type=Cap(),
     metavar="SIZE|auto",
-    default=_AUTO,
+    default=AUTO,
     show_default=True,
     help="Hard limit of the cache on disk, such as 50GiB; `auto` is half of what is"
     " free.",
+)
+@click.option(
+    "--free-floor",
+    type=Floor(),
+    metavar="SIZE|auto",
+    default=AUTO,
+    show_default=True,
+    help="Free space that the cache leaves on its volume, also while other programs"
+    " fill it; `auto` is the larger of 10GiB and 5%, 0 leaves none.",
 )
 @click.option(
     "--host",
@@ -138,6 +137,14 @@ class Cap(Size):
     help="Guesses that are verified at once, at most.",
 )
 @click.option(
+    "--keep-alive",
+    "keep_alive_values",
+    metavar="[MODEL:]DURATION|never",
+    multiple=True,
+    help="Unload models, or one, after so long without a request, such as 30m"
+    " (repeatable). By default they stay.",
+)
+@click.option(
     "--block-size",
     type=click.IntRange(1, BLOCK_TOKENS),
     default=BLOCK_SIZE,
@@ -166,6 +173,7 @@ def serve(
     home: Path,
     cache_dir: Path | None,
     cap: int,
+    free_floor: int,
     host: str,
     port: int,
     policy: str,
@@ -174,6 +182,7 @@ def serve(
     point_values: tuple[str, ...],
     draft_values: tuple[str, ...],
     draft_tokens: int,
+    keep_alive_values: tuple[str, ...],
     block_size: int,
     no_cache: bool,
     live_memory: int | None,
@@ -200,6 +209,7 @@ def serve(
     names = [source.name for source in sources]
     points = per_model.points(point_values, names, stride=stride, chunk=chunk)
     drafts = per_model.drafts(draft_values, names, draft_tokens)
+    keep_alives = per_model.keep_alives(keep_alive_values, names)
     if exit_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     start = Start(
@@ -207,12 +217,14 @@ def serve(
         sources=sources,
         cache_root=cache_dir,
         cap_bytes=cap or None,
+        free_floor=None if free_floor == AUTO_FLOOR else free_floor,
         host=host,
         port=port,
         policy=Policy(policy),
         chunk=chunk,
         points=points,
         drafts=drafts,
+        keep_alives=keep_alives,
         block_size=block_size,
         cache_enabled=not no_cache,
         live_bytes=live_memory,

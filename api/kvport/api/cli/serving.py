@@ -3,12 +3,12 @@
 import contextlib
 import logging
 
-import attrs
 import rich_click as click
 
 from kvport.api.cli.errors import naming
 from kvport.api.cli.logs import log_to_stderr
 from kvport.api.cli.output import print_json
+from kvport.api.cli.per_model import ANY
 from kvport.api.cli.starting import Claim, Start
 from kvport.api.server import claim_socket
 from kvport.api.server import serve as serve_node
@@ -16,6 +16,7 @@ from kvport.snapshot.engine.models import locate
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import (
     CacheInUseError,
+    CapacityError,
     ForeignRootError,
     HomeInUseError,
     MissingRootError,
@@ -38,24 +39,34 @@ def run(start: Start, claim: Claim) -> None:
         undo.callback(listening.close)
         located = [(locate(one.source)[1], one.name) for one in start.sources]
         claim.release()
-        node = _opened(start)
+        try:
+            node = _opened(start)
+        except (CacheInUseError, ForeignRootError, MissingRootError):
+            claim.is_void = True
+            raise
+        except CapacityError:
+            # A cache elsewhere was made with the home's key, which it needs again.
+            claim.is_void = start.cache_root is None
+            raise
         undo.callback(node.close)
         for directory, name in located:
-            node.load_model(str(directory), name, _tuning(start, name))
+            node.load_model(
+                str(directory),
+                name,
+                _tuning(start, name),
+                keep_alive=start.keep_alives[name],
+            )
         undo.pop_all()
     serve_node(node, listening, ready=lambda url: _ready(start, node, url))
 
 
-def _tuning(start: Start, name: str | None = None) -> Tuning:
+def _tuning(start: Start, name: str) -> Tuning:
     """The scheduler's settings, for one model."""
-    tuning = Tuning(
-        chunk=start.chunk, live_bytes=start.live_bytes, kv_form=start.kv_form
-    )
-    if name is None:
-        return tuning
     points = start.points[name]
-    return attrs.evolve(
-        tuning,
+    return Tuning(
+        chunk=start.chunk,
+        live_bytes=start.live_bytes,
+        kv_form=start.kv_form,
         stride=points.stride,
         retention=points.retention,
         draft=start.drafts[name],
@@ -68,9 +79,11 @@ def _opened(start: Start) -> Node:
         home=start.home,
         cache_root=start.cache_root,
         cap_bytes=start.cap_bytes,
+        free_floor=start.free_floor,
         block_size=start.block_size,
         policy=start.policy,
-        tuning=_tuning(start),
+        tuning=_tuning(start, ANY),
+        keep_alive=start.keep_alives[ANY],
         cache_enabled=start.cache_enabled,
     )
     try:
@@ -85,12 +98,12 @@ def _opened(start: Start) -> Node:
 
 def _ready(start: Start, node: Node, url: str) -> None:
     names = list(node.engine.models)
+    what = ", ".join(names) or "no models yet"
     key_file = start.home / "keys" / "api.key"
     if start.as_json:
         facts = {"url": url, "home": str(start.home), "key_file": str(key_file)}
         print_json(facts | {"models": names})
     else:
         click.echo(
-            f"kvport serves {', '.join(names)} at {url}"
-            f" (home {start.home}, API key in {key_file})"
+            f"kvport serves {what} at {url} (home {start.home}, API key in {key_file})"
         )

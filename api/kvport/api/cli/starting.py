@@ -4,10 +4,9 @@ A client that finds the home claimed waits for the server instead of missing it.
 """
 
 import contextlib
-import fcntl
 import os
 import re
-import time
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,15 +14,16 @@ from typing import Final
 import attrs
 import rich_click as click
 
+from kvport.api.cli.errors import naming
 from kvport.api.cli.per_model import PointSettings
 from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.requests import Policy
+from kvport.snapshot.engine.source import directory_at, path_at
 from kvport.snapshot.errors import HomeInUseError, ModelLoadError
+from kvport.snapshot.home_lock import lock
 from kvport.snapshot.state.kv_form import KvForm
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-_PATIENCE: Final = (0.05, 0.1, 0.2, 0.4, None)
-"""Seconds between attempts: clients hold the lock for an instant when they look."""
 
 
 @attrs.frozen
@@ -42,14 +42,17 @@ class Start:
     sources: Sequence[Source]
     cache_root: Path | None
     cap_bytes: int | None
+    free_floor: int | None
     host: str
     port: int
     policy: Policy
     chunk: int
     points: Mapping[str, PointSettings]
-    """By the name of the model."""
+    """By the name of the model, or `ANY`."""
     drafts: Mapping[str, DraftSource | None]
-    """By the name of the model."""
+    """Likewise."""
+    keep_alives: Mapping[str, float]
+    """Likewise, in seconds."""
     block_size: int
     cache_enabled: bool
     live_bytes: int | None
@@ -65,14 +68,13 @@ def named(model: str) -> Source:
         ModelLoadError: neither a directory nor the form of a Hub id.
     """
     name, equals, source = model.partition("=")
-    if not equals or Path(model).expanduser().is_dir():
+    if not equals or directory_at(model):
         name, source = "", model
     elif not name or not source:
         raise click.BadParameter(f"{model!r} is not NAME=PATH", param_hint="--model")
-    directory = Path(source).expanduser()
-    if directory.is_dir():
-        return Source(name or directory.resolve().name, source)
-    if directory.exists() or not _HUB_ID.fullmatch(source):
+    if (directory := directory_at(source)) is not None:
+        return Source(name or directory.name, source)
+    if path_at(source) is not None or not _HUB_ID.fullmatch(source):
         raise ModelLoadError(f"no model is at {source}: there is no such directory")
     return Source(name or source.rpartition("/")[2], source)
 
@@ -82,6 +84,8 @@ class Claim:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        self.is_void = False
+        """Whether what was made in the home is of no use, after the hand-over too."""
 
     @property
     def held(self) -> bool:
@@ -99,14 +103,16 @@ class Claim:
 def claimed(home: Path) -> Iterator[Claim]:
     """Hold a home's lock until it is released; make the home if there is none.
 
-    A home that was made is removed if the block fails before the release.
+    A home that was made is removed if the block fails before the release, or after it
+    if the claim was declared void, and nobody else has taken the home.
 
     Raises:
         HomeInUseError: another process runs on the home.
     """
     made = not home.exists()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    claim = Claim(_lock(home))
+    with naming(home):
+        claim = Claim(lock(home))
     try:
         yield claim
     except BaseException:
@@ -114,22 +120,11 @@ def claimed(home: Path) -> Iterator[Claim]:
             (home / "lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # if somebody else has put files there
                 home.rmdir()
+        elif made and claim.is_void:
+            with contextlib.suppress(HomeInUseError, OSError):
+                again = Claim(lock(home))
+                shutil.rmtree(home)
+                again.release()
         raise
     finally:
         claim.release()
-
-
-def _lock(home: Path) -> int:
-    descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    for patience in _PATIENCE:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if patience is None:
-                os.close(descriptor)
-                message = f"another process runs on the home {home}"
-                raise HomeInUseError(message) from error
-            time.sleep(patience)
-        else:
-            break
-    return descriptor

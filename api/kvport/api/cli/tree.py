@@ -49,14 +49,18 @@ class LazyCommand(RichCommand):
 class LazyGroup(RichGroup):
     """A group of lazily imported commands."""
 
-    def __init__(self, name: str, text: str, panels: Panels) -> None:
+    def __init__(
+        self, name: str, text: str, panels: Panels, default: str | None = None
+    ) -> None:
         """A group.
 
         Args:
             name: what the user types.
             text: its help.
             panels: its commands, in the order in which the help shows them.
+            default: the command that is meant if none is named.
         """
+        self._default: Final = default
         super().__init__(
             name=name,
             help=text,
@@ -74,6 +78,14 @@ class LazyGroup(RichGroup):
             ],
             context_settings={"help_option_names": ["-h", "--help"]},
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, with the name of the default command put in."""
+        if self._default is not None and not (
+            args and (args[0] in {*self.commands, *ctx.help_option_names})
+        ):
+            args = [self._default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's
         """Names in the order of the panels."""

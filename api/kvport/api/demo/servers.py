@@ -93,7 +93,7 @@ def starting_server(
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "kvport.api", "serve", "--json", "--exit-with-stdin"),
-        *("--home", str(home), "--port", "0"),
+        *("--home", str(home), "--port", "0", "--free-floor", "0"),
         *(part for model in models for part in ("--model", model)),
         *options,
     ]

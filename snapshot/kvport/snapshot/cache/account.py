@@ -9,8 +9,10 @@ below the root:
 * `overhead`: directories, and the root's other files, the ballast among them;
 * `held`: reservations, under which blobs, rows and staged files come to be.
 
-Blobs and rows may fill the cap up to `headroom`. That rest is for what cannot wait for
-room, since it makes room: the log of transactions that remove nodes, checkpoints.
+The cap as of now is smaller where the volume must keep bytes free: what is ours and
+what is free, without that floor. Blobs and rows may fill it up to `headroom`. That rest
+is for what cannot wait for room, since it makes room: the log of transactions that
+remove nodes, checkpoints.
 """
 
 import threading
@@ -29,36 +31,88 @@ NODE_BYTES: Final = 8 * BLOCK
 MIN_CAP: Final = 4 * MIB
 
 
+def whole_blocks(size: int) -> int:
+    """Bytes that the content of a file of `size` bytes takes."""
+    return -(-size // BLOCK) * BLOCK
+
+
 def allocation_bound(size: int) -> int:
     """Bytes that a new file of `size` bytes takes at most, with its directory entry."""
-    return -(-size // BLOCK) * BLOCK + 2 * BLOCK
+    return whole_blocks(size) + 2 * BLOCK
+
+
+def headroom_of(cap: int) -> int:
+    """Bytes of a cap that are kept for what makes room."""
+    return min(max(cap // 16, MIB), 32 * MIB)
+
+
+def ballast_of(cap: int) -> int:
+    """Bytes of the ballast under a cap."""
+    return min(cap // 32 // BLOCK * BLOCK, MIB)
+
+
+def check_cap(cap: int) -> None:
+    """See that a cap is large enough to hold anything.
+
+    Raises:
+        CapacityError: it is not.
+    """
+    if cap < MIN_CAP:
+        raise CapacityError(f"a cap below {MIN_CAP // MIB} MiB holds no state")
 
 
 @attrs.frozen
 class AccountNumbers:
-    """One consistent reading, in bytes."""
+    """One consistent reading, in bytes.
+
+    Attributes:
+        cap: hard limit; under `auto` it follows the volume.
+        effective: the cap as of now; smaller where the floor leaves less.
+        floor: free bytes that the volume keeps; 0 if no one watches.
+        free: what the volume had left at the last look; 0 before the first.
+        blobs: see the module.
+        index: likewise.
+        overhead: likewise.
+        held: likewise.
+    """
 
     cap: int
-    blobs: int
-    index: int
-    overhead: int
-    held: int
+    effective: int
+    floor: int = 0
+    free: int = 0
+    blobs: int = 0
+    index: int = 0
+    overhead: int = 0
+    held: int = 0
 
     @property
     def reserved(self) -> int:
         """The sum that stays between real use and the cap."""
         return self.blobs + self.index + self.overhead + self.held
 
+    def under(self, cap: int) -> int:
+        """What would be the cap as of now under this one."""
+        if not self.floor:
+            return cap
+        ours = self.blobs + self.index + self.overhead
+        return max(0, min(cap, ours + self.free - self.floor))
+
+    @property
+    def used_percent(self) -> float:
+        """How much of the cap as of now is reserved: 0 to 100, whatever happens."""
+        if self.reserved >= self.effective:
+            return 100.0
+        return max(0.0, 100 * self.reserved / self.effective)
+
 
 class Account:
     """Thread-safe; see the module."""
 
     def __init__(self, cap: int) -> None:
-        if cap < MIN_CAP:
-            raise CapacityError(f"a cap below {MIN_CAP // MIB} MiB holds no state")
-        self.headroom: Final = min(max(cap // 16, MIB), 32 * MIB)
-        self.ballast: Final = min(cap // 32 // BLOCK * BLOCK, MIB)
-        self._numbers = AccountNumbers(cap, 0, 0, 0, 0)
+        check_cap(cap)
+        self.headroom: Final = headroom_of(cap)
+        self.ballast: Final = ballast_of(cap)
+        self._numbers = AccountNumbers(cap, cap)
         self._lock = threading.Lock()
 
     @property
@@ -66,15 +120,16 @@ class Account:
         """The current reading."""
         return self._numbers
 
-    def fits_ever(self, nbytes: int) -> bool:
-        """Whether `nbytes` would fit if every blob went."""
+    @property
+    def usable(self) -> int:
+        """Bytes that blobs and reservations may take together; may be below 0."""
         now = self._numbers
-        return nbytes <= now.cap - self.headroom - now.index - now.overhead
+        return now.effective - self.headroom - now.index - now.overhead
 
     def shortfall(self, nbytes: int = 0) -> int:
         """Bytes to free before `nbytes` more fit; 0 or less if they fit now."""
         now = self._numbers
-        return now.reserved + nbytes - (now.cap - self.headroom)
+        return now.reserved + nbytes - (now.effective - self.headroom)
 
     def take(self, nbytes: int) -> bool:
         """Hold `nbytes`, if they fit."""
@@ -83,6 +138,31 @@ class Account:
                 return False
             self._change(held=nbytes)
             return True
+
+    def take_headroom(self, nbytes: int) -> bool:
+        """Hold a few bytes for what cannot wait, if the cap itself has them."""
+        with self._lock:
+            now = self._numbers
+            if now.reserved + nbytes > now.cap:
+                return False
+            self._change(held=nbytes)
+            return True
+
+    def observed(self, *, cap: int, floor: int, free: int, staged: int) -> None:
+        """Take in what the volume says; to be called while nothing is written.
+
+        Args:
+            cap: hard limit from now on.
+            floor: free bytes that must stay; 0 for no such limit.
+            free: free bytes.
+            staged: bytes of held ones that are on the disk already.
+        """
+        with self._lock:
+            now = self._numbers
+            now = attrs.evolve(now, cap=cap, floor=floor, free=free)
+            # What is staged is ours too, and held.
+            effective = attrs.evolve(now, blobs=now.blobs + staged).under(cap)
+            self._numbers = attrs.evolve(now, effective=effective)
 
     def change(
         self, *, blobs: int = 0, index: int = 0, overhead: int = 0, held: int = 0
@@ -107,12 +187,12 @@ class Account:
         self, blobs: int = 0, index: int = 0, overhead: int = 0, held: int = 0
     ) -> None:
         now = self._numbers
-        self._numbers = AccountNumbers(
-            now.cap,
-            now.blobs + blobs,
-            now.index + index,
-            now.overhead + overhead,
-            now.held + held,
+        self._numbers = attrs.evolve(
+            now,
+            blobs=now.blobs + blobs,
+            index=now.index + index,
+            overhead=now.overhead + overhead,
+            held=now.held + held,
         )
 
 

@@ -4,34 +4,33 @@ In: records of a path whose blobs are verified and staged below the root. Out: h
 were new. Equal bytes under the same parent are one node: kinds and attestations merge.
 """
 
+import contextlib
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from kvport.manifest.digests import BlobDigest
+from kvport.manifest.layout import BlobClass
 from kvport.manifest.nodes import node_id
+from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.snapshot.cache.account import (
     BLOCK,
     NODE_BYTES,
-    Account,
     Reservation,
     allocation_bound,
+    whole_blocks,
 )
-from kvport.snapshot.cache.evict import Evictor
+from kvport.snapshot.cache.directories import allocated, sync_directories
 from kvport.snapshot.cache.files import (
-    Files,
-    allocated,
-    flush,
-    publish,
+    set_trailer,
     storage_io,
-    sync_directories,
 )
-from kvport.snapshot.cache.index import Index
+from kvport.snapshot.cache.opening import Parts
 from kvport.snapshot.cache.records import Admitted, BlobRef, Namespace, NodeRecord
-from kvport.snapshot.errors import GoneError
+from kvport.snapshot.errors import GoneError, TierError
 
 
 @attrs.frozen
@@ -39,18 +38,19 @@ class _Move:
     ref: BlobRef
     staged: Path
     final: Path
+    trailer: bytes
 
 
 class Admission:
     """Admits into one cache; see the module."""
 
-    def __init__(
-        self, index: Index, files: Files, account: Account, evictor: Evictor
-    ) -> None:
-        self._index: Final = index
-        self._files: Final = files
-        self._account: Final = account
-        self._evictor: Final = evictor
+    def __init__(self, parts: Parts) -> None:
+        self._index: Final = parts.index
+        self._files: Final = parts.files
+        self._account: Final = parts.account
+        self._evictor: Final = parts.evictor
+        self._policies: Final = parts.policies
+        self._budget: Final = parts.counters.budget
 
     def admit(
         self,
@@ -61,12 +61,15 @@ class Admission:
         reservation: Reservation,
     ) -> Admitted:
         """See `Cache.admit`."""
-        _check_names(nodes)
+        _check(nodes)
+        if not self._policies.stores(namespace.id):
+            raise TierError("the namespace takes no state")
         with self._evictor.changes:
             # The blobs are on the volume already: only the rows may lack room.
             return self._evictor.with_room(
                 len(nodes) * NODE_BYTES,
                 lambda: self._admit(namespace, ns, nodes, staged, reservation),
+                [ns],
             )
 
     def _admit(
@@ -77,28 +80,42 @@ class Admission:
         staged: Mapping[BlobDigest, Path],
         reservation: Reservation,
     ) -> Admitted:
+        self._files.check_root()
         self._evictor.ensure_directory(namespace.id, ns)
-        blobs = {ref.digest: ref for node in nodes for ref in node.blobs}
+        blobs = {
+            ref.digest: (attrs.evolve(ref, trailer=len(trailer)), trailer)
+            for node in nodes
+            for ref, trailer in _trailed(node)
+        }
         # Room for one part may evict another that was present: until it fits.
         while True:
             absent = self._absent(ns, blobs)
-            missing = self._bound(ns, nodes, absent) - reservation.remaining
+            refs = [ref for ref, _ in absent]
+            nbytes = sum(whole_blocks(ref.size + ref.trailer) for ref in refs)
+            if self._evictor.within_quota(ns, namespace.id, nbytes):
+                continue
+            missing = self._bound(ns, nodes, refs) - reservation.remaining
             if missing <= 0:
                 break
-            reservation.absorb(self._evictor.reserve(missing))
+            reservation.absorb(self._evictor.reserve(missing, [ns]))
         moves = [
-            _Move(ref, _staged(staged, ref), self._final(namespace, ref))
-            for ref in absent
+            _Move(ref, _staged(staged, ref), self._final(namespace, ref), trailer)
+            for ref, trailer in absent
         ]
-        return self._move(ns, nodes, moves, reservation)
+        admitted = self._move(ns, nodes, moves, reservation)
+        # Counted, not refused: its bytes were on the disk before.
+        self._budget.add(namespace.id, nbytes)
+        return admitted
 
     def _final(self, namespace: Namespace, ref: BlobRef) -> Path:
         return self._files.blob(namespace.id, ref.digest)
 
-    def _absent(self, ns: int, blobs: Mapping[BlobDigest, BlobRef]) -> list[BlobRef]:
+    def _absent(
+        self, ns: int, blobs: Mapping[BlobDigest, tuple[BlobRef, bytes]]
+    ) -> list[tuple[BlobRef, bytes]]:
         return [
-            ref
-            for digest, ref in blobs.items()
+            found
+            for digest, found in blobs.items()
             if self._index.file_size(ns, digest) is None
         ]
 
@@ -109,7 +126,7 @@ class Admission:
         rows = sum(
             BLOCK if self._index.is_whole(ns, node) else NODE_BYTES for node in nodes
         )
-        return rows + sum(allocation_bound(ref.size) for ref in absent)
+        return rows + sum(allocation_bound(ref.size + ref.trailer) for ref in absent)
 
     def _move(
         self,
@@ -123,35 +140,51 @@ class Admission:
         try:
             with storage_io():
                 for move in moves:
-                    flush(move.staged)
+                    set_trailer(move.staged, move.ref.size, move.trailer)
                     alloc = allocated(move.staged)
-                    publish(move.staged, move.final)
+                    self._files.publish(move.staged, move.final)
                     done.append((move, alloc))
                 sync_directories(
                     path.parent for m, _ in done for path in (m.staged, m.final)
                 )
-            with self._index.transaction():
-                for move, alloc in done:
-                    digest, size = move.ref.digest, move.ref.size
-                    replaced += self._index.add_file(ns, digest, size, alloc)
-                for node in nodes:
-                    new += self._index.add_node(ns, node)
+            # Rows and account together, for whoever reads both.
+            with self._index.lock:
+                with self._index.transaction():
+                    for move, alloc in done:
+                        replaced += self._index.add_file(ns, move.ref, alloc)
+                    for node in nodes:
+                        new += self._index.add_node(ns, node)
+                self._account.change(blobs=-replaced)
+                reservation.spend(sum(alloc for _, alloc in done))
         except BaseException:
-            with storage_io():
-                for move, _ in reversed(done):
+            self._files.check_root()
+            for move, _ in reversed(done):
+                try:
                     move.final.rename(move.staged)
+                except OSError:
+                    self._files.remove(move.final)
+            for move in moves:
+                with contextlib.suppress(OSError):
+                    set_trailer(move.staged, move.ref.size, b"")
+            self._evictor.measure()
             raise
-        self._account.change(blobs=-replaced)
-        reservation.spend(sum(alloc for _, alloc in done))
-        self._account.measured(overhead=self._files.overhead_bytes())
+        self._evictor.measure()
         return Admitted(admitted_segments=new, present_segments=len(nodes) - new)
 
 
-def _check_names(nodes: Sequence[NodeRecord]) -> None:
+def _check(nodes: Sequence[NodeRecord]) -> None:
     for node in nodes:
         digests = {ref.blob_class: ref.digest for ref in node.blobs}
         if node.id != node_id(node.parent, node.key, digests):
             raise ValueError("a node's id is not the name of its path")
+        if len(node.tokens) != (node.end - node.start) * TOKEN_SIZE:
+            raise ValueError("a node must carry the tokens of its rows")
+
+
+def _trailed(node: NodeRecord) -> Iterator[tuple[BlobRef, bytes]]:
+    """A node's blobs, each with what is to follow it in its file."""
+    for ref in node.blobs:
+        yield ref, node.tokens if ref.blob_class is BlobClass.KV else b""
 
 
 def _staged(staged: Mapping[BlobDigest, Path], ref: BlobRef) -> Path:

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from kvport.snapshot.cache.files import remove_tree
+from kvport.snapshot.cache.directories import remove_tree
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +36,23 @@ class Ballast:
             and found.st_size == size
             and found.st_blocks * 512 >= size
         )
+
+    def beyond(self, size: int) -> int:
+        """Bytes that the file has above a size."""
+        try:
+            found = self._path.lstat()
+        except OSError:
+            return 0
+        return max(0, found.st_size - size) if stat.S_ISREG(found.st_mode) else 0
+
+    def shrink(self, size: int) -> None:
+        """Give back what the file has above a size.
+
+        Raises:
+            OSError: the volume refused.
+        """
+        if self.beyond(size):
+            os.truncate(self._path, size)
 
     def drop(self) -> bool:
         """Give the room back; False if there was none to give."""

@@ -8,51 +8,44 @@ the bytes that are loaded; nothing goes without a counted reason, and nothing is
 before its bytes are reserved under the cap.
 """
 
-import contextlib
-import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
 import structlog
 
 from kvport.manifest.digests import BlobDigest
-from kvport.manifest.identity import KeyId, StateIdentity
+from kvport.manifest.identity import StateIdentity
 from kvport.manifest.nodes import NodeId
-from kvport.manifest.tokens import TOKEN_SIZE
-from kvport.snapshot.cache import tree
-from kvport.snapshot.cache.account import (
-    BLOCK,
-    NODE_BYTES,
-    Account,
-    Reservation,
-)
+from kvport.snapshot.cache.account import Reservation
+from kvport.snapshot.cache.administration import Administration
 from kvport.snapshot.cache.admission import Admission
-from kvport.snapshot.cache.ballast import Ballast
 from kvport.snapshot.cache.chain import Chain
-from kvport.snapshot.cache.evict import Evictor
-from kvport.snapshot.cache.files import Files, remove_tree, storage_io
-from kvport.snapshot.cache.index import Index
+from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.leases import Lease
-from kvport.snapshot.cache.reader import Reader
+from kvport.snapshot.cache.maintenance import EVERY, Maintenance
+from kvport.snapshot.cache.namespaces import Judge
+from kvport.snapshot.cache.numbers import CacheStats, Numbers
+from kvport.snapshot.cache.opening import Parts, open_root
+from kvport.snapshot.cache.plan import Freed
+from kvport.snapshot.cache.policies import SettingsOf
+from kvport.snapshot.cache.policy import DEFAULT, NamespaceSettings
+from kvport.snapshot.cache.reading import Reading
 from kvport.snapshot.cache.records import (
     Admitted,
-    BlobRef,
     Match,
     Namespace,
     NodeRecord,
-    RemovalReason,
+    Pin,
     Removed,
     Selection,
 )
 from kvport.snapshot.cache.retention import Retention
-from kvport.snapshot.cache.root import Claim, claim
-from kvport.snapshot.cache.stats import CacheStats, Counters, cache_stats
+from kvport.snapshot.cache.room import Full
+from kvport.snapshot.cache.stats import Counters, SkipReason
 from kvport.snapshot.cache.store import Store
-from kvport.snapshot.cache.sweep import INDEX_NAME, open_index, sweep
+from kvport.snapshot.cache.uploads import Uploads
 from kvport.snapshot.cache.writer import Writer
 from kvport.snapshot.errors import DiskFullError, GoneError, StorageError
 
@@ -60,33 +53,34 @@ __all__ = ["Cache", "Chain", "Lease", "Reservation"]
 
 _log = structlog.get_logger(__name__)
 
-_IMPORT_ID: Final = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
+_PARTING: Final = 5.0
+"""Seconds that a volume that is gone gets to fail what is being written."""
 
 
-class Cache:
-    """One open root. Thread-safe; `on_removed` must not call back into it."""
+class Cache(Reading):
+    """One open root. Thread-safe; `on_removed` must not call back into it.
+
+    Attributes:
+        administration: what an operator sets, asks and removes.
+    """
 
     def __init__(
-        self,
-        *,
-        root: Claim,
-        files: Files,
-        index: Index,
-        account: Account,
-        evictor: Evictor,
-        counters: Counters,
+        self, parts: Parts, on_failed: Callable[[], None], *, settle: bool
     ) -> None:
-        self._root = root
-        self._files = files
-        self._index = index
-        self._account = account
-        self._evictor = evictor
-        self._counters = counters
+        super().__init__(parts)
+        self._files = parts.files
+        self._account = parts.account
+        self._policies, self._room = parts.policies, parts.room
         self._closing = threading.Lock()
         self._closed = False
-        self._reader = Reader(index, files, evictor, counters)
-        self._admission = Admission(index, files, account, evictor)
-        self._writer = Writer(Store(index, files, account, evictor, counters))
+        self._numbers = Numbers(parts)
+        self._admission = Admission(parts)
+        self._uploads = Uploads(parts.files, parts.evictor)
+        self._store = Store(parts, on_failed)
+        self._writer = Writer(self._store)
+        flush, every = self._writer.flush, EVERY if settle else None
+        self.administration: Final = Administration(parts, self._uploads, flush)
+        self._maintenance = Maintenance(self.administration.tick, every)
 
     @classmethod
     def open(
@@ -96,8 +90,18 @@ class Cache:
         cap_bytes: int | None,
         on_removed: Callable[[Sequence[Removed]], None],
         expected_root: str | None = None,
+        mac_key: bytes | None = None,
+        on_failed: Callable[[], None] = lambda: None,
+        counters: Counters | None = None,
+        clocks: Clocks = SYSTEM,
+        free_floor: int | None = None,
+        settings: SettingsOf = lambda _: DEFAULT,
+        judge: Judge = lambda _: {},
+        settle: bool = True,
     ) -> Self:
         """Own a root, sweep it, and evict down to the cap.
+
+        What that will remove is logged before.
 
         Args:
             root: made if it does not exist, its parent does and none is expected.
@@ -105,72 +109,93 @@ class Cache:
                 what is free and ours.
             on_removed: told of every node that goes, after it went.
             expected_root: id that the root must have; None takes any, or a new one.
+            mac_key: 32 bytes of the home, that rows are held to; None for a public key.
+            on_failed: told when the volume refused a batch, and is not just full.
+            counters: go on from these, and from what was written within the hour.
+            clocks: by which leases, pins and state with a time to live end.
+            free_floor: bytes that the volume keeps free, also while others fill it; 0
+                for none, None for the larger of 10 GiB and 5 % of it.
+            settings: of namespaces that there are, from the start.
+            judge: which namespaces cannot be used, and why.
+            settle: whether state goes for the cap's sake, or because it has expired,
+                now and while it is open; else by order only.
 
         Raises:
             MissingRootError: the parent, or the expected root, is not there.
-            ForeignRootError: the directory is no cache of this format.
+            ReplacedRootError: something else is where the expected root was.
+            ForeignRootError: it is no cache of this format, or of another key.
             CacheInUseError: another owner is alive.
             CapacityError: the cap is too small to hold anything.
             DiskFullError: the volume is full, and not with what can be evicted.
             StorageError: the volume refused.
         """
-        owned = claim(root, expected_root)
-        with contextlib.ExitStack() as undo:
-            undo.callback(owned.release)
-            files, counters = Files(root), Counters()
-            for directory in (files.namespaces, files.staging):
-                files.make_directory(directory)
-            ballast = Ballast(root)
-            connection = open_index(
-                files, owned.root_id, ballast, counters, fresh=owned.fresh
-            )
-            undo.callback(connection.close)
-            if cap_bytes is None:
-                ((ours,),) = connection.execute("SELECT total(alloc) FROM file")
-                cap_bytes = int(shutil.disk_usage(root).free + ours) // 2
-            account = Account(cap_bytes)
-            index = Index(connection, root / INDEX_NAME, account)
-            evictor = Evictor(
-                index,
-                files,
-                account,
-                ballast,
-                counters=counters,
-                on_removed=on_removed,
-            )
-            sweep(index, files, account, evictor)
-            cache = cls(
-                root=owned,
-                files=files,
-                index=index,
-                account=account,
-                evictor=evictor,
-                counters=counters,
-            )
-            undo.pop_all()
+        parts = open_root(
+            root,
+            cap_bytes=cap_bytes,
+            on_removed=on_removed,
+            expected_root=expected_root,
+            mac_key=mac_key,
+            clocks=clocks,
+            counters=counters or Counters(clocks.boot),
+            free_floor=free_floor,
+            settings=settings,
+            judge=judge,
+        )
+        cache = cls(parts, on_failed, settle=settle)
+        try:
+            if settle:
+                cache.administration.start()
+        except BaseException:
+            cache.close()
+            raise
         return cache
 
     @property
-    def root_id(self) -> str:
-        """Name of the root, to be expected the next time."""
-        return self._root.root_id
+    def full(self) -> Full | None:
+        """Why nothing can be stored; None as soon as something was."""
+        return self._room.full or self._store.full
 
-    def close(self) -> None:
+    @property
+    def stalled(self) -> bool:
+        """Whether the volume takes longer for a batch than any that is in order."""
+        return self._writer.stalled
+
+    def close(self, progress: Callable[[int], None] | None = None) -> None:
         """Store what is queued, and give the root up; again does nothing.
 
-        Never fails: what a volume refuses at the end, the next start sweeps.
+        Never fails: what a volume refuses at the end, the next start sweeps. Waits as
+        long as the volume gets on; what is left if it does not is lost, and counted.
+
+        Args:
+            progress: told about once a second how many bytes are left; else logged.
         """
         with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                self._writer.close()
-                self._index.close()
-            except (DiskFullError, StorageError) as error:
-                _log.warning("cache_close_failed", reason=error.code)
-            finally:
-                self._root.release()
+            if not self._closed:
+                self._closed = True
+                self._maintenance.stop(_PARTING)
+                if not self._writer.close(self._end, progress):
+                    _log.error("cache_close_gave_up")
+
+    def abandon(self) -> None:
+        """Close without storing what is queued, since the volume is gone.
+
+        What was queued is counted as skipped. Calls that are under way end with an
+        error. A volume that hangs is not waited for: the root stays ours until it
+        lets go.
+        """
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._maintenance.stop(0)
+                self._writer.abandon(self._end, _PARTING)
+
+    def _end(self) -> None:
+        try:
+            self._index.close()
+        except (DiskFullError, StorageError) as error:
+            _log.warning("cache_close_failed", reason=error.code)
+        finally:
+            self._root.release()
 
     def __enter__(self) -> Self:
         return self
@@ -181,9 +206,18 @@ class Cache:
     # Looking up and reading.
 
     def namespace(
-        self, identity: StateIdentity, scope: str, block_size: int
+        self,
+        identity: StateIdentity,
+        scope: str,
+        block_size: int,
+        *,
+        model: str = "",
+        source: str = "",
+        loaded: int = 0,
     ) -> Namespace:
         """The namespace of an identity in a scope; made on first use.
+
+        If a `model` was `loaded` for it (epoch seconds), from `source`, that is kept.
 
         Raises:
             CapacityError: the cap leaves no room for a directory.
@@ -191,98 +225,56 @@ class Cache:
             StorageError: the volume refused.
         """
         namespace = Namespace.of(identity, scope, block_size)
+
+        def add() -> None:
+            with self._evictor.measuring():
+                self._files.make_directory(self._files.namespace(namespace.id))
+                self._index.add_namespace(namespace, model, source, loaded)
+                self._policies.namespaces.changed()
+
         with self._evictor.changes:
             try:
                 self._index.namespace_row(namespace.id)
+                if model:
+                    self._evictor.relieved(add)
             except GoneError:
-                with self._evictor.reserve(NODE_BYTES):
-                    self._evictor.with_room(0, lambda: self._add(namespace))
+                self._evictor.small_change(add)
         return namespace
 
-    def match(self, ns: Namespace, tokens: bytes, selection: Selection) -> Match | None:
+    def match(
+        self, ns: Namespace, tokens: bytes, selection: Selection, *, count: bool = True
+    ) -> Match | None:
         """The path that restores the most of `tokens` under the selection.
 
-        Waits for what was appended before, so that a request that comes right after
-        another sees its state. Renews the recency of the path's last node.
+        Waits for what was appended before: a request sees the state of the one before
+        it. Renews the recency of the path's last node. None if the namespace is off.
 
         Args:
             ns: where to look.
             tokens: encoded ids of the prompt.
             selection: restore points that may be taken.
+            count: whether it is a request's, and so a hit or a miss.
 
         Raises:
             StorageError: the index could not be read.
         """
+        if not self._policies.restores(ns.id):
+            if count:
+                self._counters.add_refused_lookup(ns.id)
+            return None
         self.flush()
-        with self._index.lock:
-            row = self._index.namespace_row(ns.id)
-            found = tree.best(self._index, row, ns.layout, tokens, selection)
-            if found is None:
-                return None
-            self._index.touch(found.n)
-            return Match(self._index.path(found.n), found.position)
+        found = self._lookup.match(ns, tokens, selection)
+        if count:
+            self._counters.add_lookup(ns.id, hit=found is not None)
+        return found
 
     def longest(self, ns: Namespace, tokens: bytes) -> int:
-        """Tokens of the prefix that are stored, restorable or not."""
+        """Tokens of the prefix that are stored, restorable or not.
+
+        To the token where there are rows, else in whole segments.
+        """
         self.flush()
-        anything = Selection(limit=len(tokens) // TOKEN_SIZE, local=KeyId(""))
-        row = self._index.namespace_row(ns.id)
-        with self._index.lock:
-            return tree.longest(self._index, row, tokens, anything)
-
-    def path(self, ns: Namespace, tip: NodeId) -> tuple[NodeRecord, ...]:
-        """The nodes from the root to `tip`, which is the last.
-
-        Raises:
-            GoneError: it was removed.
-        """
-        with self._index.lock:
-            n = self._index.find(self._index.namespace_row(ns.id), tip)
-            if n is None:
-                raise GoneError("the path was removed")
-            return self._index.path(n)
-
-    def lease(self, ns: Namespace, tip: NodeId, owner: str) -> Lease:
-        """Keep a node and all above it from eviction.
-
-        Raises:
-            GoneError: it was removed.
-        """
-        row = self._index.namespace_row(ns.id)
-        return self._evictor.leases.acquire(row, tip, owner)
-
-    def read(self, ns: Namespace, ref: BlobRef) -> bytearray:
-        """A whole blob; size and digest are those of the bytes returned.
-
-        Raises:
-            DamagedError: they are not; the nodes that own the blob are gone now, with
-                all below them.
-            GoneError: it was removed by design.
-            StorageError: no file could be opened.
-        """
-        return self._reader.read(ns, ref)
-
-    def open_blob(self, ns: Namespace, ref: BlobRef) -> FileIO:
-        """A blob as a stream; the caller verifies, and calls `report_damage`.
-
-        Raises:
-            DamagedError: it has lost its file.
-            GoneError: it was removed by design.
-        """
-        return self._reader.open(ns, ref)
-
-    def report_damage(self, ns: Namespace, ref: BlobRef) -> None:
-        """Remove the nodes that own a damaged blob, with all below them.
-
-        Does nothing if the blob was removed in the meantime.
-        """
-        with contextlib.suppress(GoneError):
-            self._reader.report(ns, ref, RemovalReason.DAMAGED)
-
-    def has_blob(self, ns: Namespace, digest: BlobDigest) -> bool:
-        """Whether a blob is stored."""
-        row = self._index.namespace_row(ns.id)
-        return self._index.file_size(row, digest) is not None
+        return self._lookup.longest(ns, tokens)
 
     # Storing.
 
@@ -292,27 +284,43 @@ class Cache:
         tip: NodeId,
         owner: str,
         retention: Retention | None = None,
+        *,
+        ttl: int | None = None,
+        pin: Pin | None = None,
     ) -> Chain:
         """Begin a path below `tip`, which is leased until it has ended.
 
-        Then the path is pruned by `retention`; None keeps all of it.
+        What is set for the namespace goes before `retention`. Nothing is stored unless
+        its tier is `on`.
+
+        Args:
+            ns: where.
+            tip: the node that it goes on from.
+            owner: of the lease.
+            retention: by which the path is pruned in the end; None keeps all of it.
+            ttl: seconds after its last use until what is stored expires; None for the
+                namespace's.
+            pin: of the last node that is stored, or else of `tip`, in the end.
 
         Raises:
             GoneError: it was removed.
         """
+        row = self._index.namespace_row(ns.id)
+        acquire = self._evictor.leases.acquire
         with self._index.lock:
-            row = self._index.namespace_row(ns.id)
-            lease = self._evictor.leases.acquire(row, tip, owner, reading=False)
-            end = self._index.end_of(row, tip)
-        return Chain(
-            put=self._writer.put,
-            counters=self._counters,
-            namespace=ns,
-            ns=row,
-            lease=lease,
-            end=end,
-            retention=retention,
-        )
+            return Chain(
+                put=self._writer.put,
+                may_store=self._policies.stores,
+                hold=lambda node: acquire(row, node, owner, reading=False),
+                counters=self._counters,
+                namespace=ns,
+                ns=row,
+                tip=tip,
+                end=self._index.end_of(row, tip),
+                retention=self._policies[ns.id].retention or retention,
+                ttl=ttl,
+                pin=pin,
+            )
 
     def flush(self) -> None:
         """Return once all that was appended before is durable and visible."""
@@ -329,8 +337,7 @@ class Cache:
             CapacityError: the cap, or what is in use, leaves no room.
             StorageError: the index could not be written.
         """
-        whole = -(-nbytes // BLOCK) * BLOCK
-        return self._evictor.reserve(whole + files * 3 * BLOCK)
+        return self._uploads.reserve(nbytes, files)
 
     def staging(self, import_id: str) -> Path:
         """A directory for an upload, on the cache's volume; made on first use.
@@ -339,17 +346,11 @@ class Cache:
             ValueError: the id is no plain name.
             StorageError: the volume refused.
         """
-        path = self._staging_path(import_id)
-        with self._evictor.reserve(2 * BLOCK):
-            self._files.make_directory(path)
-            self._measure()
-        return path
+        return self._uploads.make(import_id)
 
     def discard_staging(self, import_id: str) -> None:
         """Remove an upload's directory; to be done before its reservation ends."""
-        with storage_io():
-            remove_tree(self._staging_path(import_id))
-        self._measure()
+        self._uploads.discard(import_id)
 
     def admit(
         self,
@@ -372,29 +373,28 @@ class Cache:
         Raises:
             ValueError: a node's id is not the name of its path.
             GoneError: a parent or a blob is neither stored nor staged.
-            CapacityError: no room for the rows.
+            TierError: the namespace's tier is not `on`.
+            CapacityError: no room for the rows, or under the namespace's quota.
             DiskFullError: the volume is full.
             StorageError: the volume refused.
         """
         row = self._index.namespace_row(ns.id)
         return self._admission.admit(ns, row, nodes, staged, reservation)
 
-    # Numbers.
+    # Settings and numbers.
+
+    def settings(self, namespace_id: str) -> NamespaceSettings:
+        """See `Administration.settings`."""
+        return self.administration.settings(namespace_id)
+
+    def configure(self, namespace_id: str, settings: NamespaceSettings) -> Freed:
+        """See `Administration.configure`."""
+        return self.administration.configure(namespace_id, settings)
+
+    def note_unstored(self, namespace: Namespace) -> None:
+        """Count a request that stores nothing, since the namespace's tier is not on."""
+        self._counters.add_skipped(namespace.id, SkipReason.TIER)
 
     def stats(self) -> CacheStats:
         """All numbers, as of now."""
-        leases = self._evictor.leases
-        return cache_stats(self._index, self._account, leases, self._counters)
-
-    def _add(self, namespace: Namespace) -> None:
-        self._files.make_directory(self._files.namespace(namespace.id))
-        self._index.add_namespace(namespace)
-        self._measure()
-
-    def _measure(self) -> None:
-        self._account.measured(overhead=self._files.overhead_bytes())
-
-    def _staging_path(self, import_id: str) -> Path:
-        if not _IMPORT_ID.fullmatch(import_id):
-            raise ValueError("an import's id must be a plain name")
-        return self._files.staging / import_id
+        return self._numbers.read()

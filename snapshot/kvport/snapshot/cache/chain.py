@@ -2,7 +2,8 @@
 
 In: segments, each starting where the one before ends. Out: items for the writer's
 queue. Once a segment could not be stored the chain is broken: what follows would hang
-on nothing, so it is skipped and counted.
+on nothing, so it is skipped and counted. What is stored is held by a lease that begins
+anew with each segment.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import structlog
 from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.snapshot.cache.leases import Lease
-from kvport.snapshot.cache.records import Namespace, NewSegment
+from kvport.snapshot.cache.records import Namespace, NewSegment, Pin
 from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.cache.stats import Counters, SkipReason
 
@@ -37,7 +38,9 @@ class Chain:
         namespace: where it is stored.
         ns: the namespace's row.
         retention: what is kept of the path once the chain has ended; None for all.
-        lease: holds the tip, from the first segment to the end of the chain.
+        ttl: seconds after its last use until what is stored expires; None for the
+            namespace's.
+        pin: of the last node that is stored, once the chain has ended; None for none.
         tip: last node that is durable and visible.
         head: last node that the writer has seen; its own.
         broken: why nothing more is stored, None while all is well.
@@ -46,22 +49,35 @@ class Chain:
     def __init__(
         self,
         *,
-        put: Callable[[Item], bool],
+        put: Callable[[Item], SkipReason | None],
+        hold: Callable[[NodeId], Lease],
+        may_store: Callable[[str], bool],
         counters: Counters,
         namespace: Namespace,
         ns: int,
-        lease: Lease,
+        tip: NodeId,
         end: int,
         retention: Retention | None,
+        ttl: int | None,
+        pin: Pin | None,
     ) -> None:
+        """Begin at a node, which is held from now on.
+
+        Raises:
+            GoneError: it was removed.
+        """
         self.namespace: Final = namespace
         self.ns: Final = ns
         self.retention: Final = retention
-        self.lease: Final = lease
-        self.tip: NodeId = lease.tip
-        self.head: NodeId = lease.tip
+        self.ttl: Final = ttl
+        self.pin: Final = pin
+        self.tip = tip
+        self.head = tip
         self.broken: str | None = None
         self._put = put
+        self._hold = hold
+        self._lease = hold(tip)
+        self._may_store = may_store
         self._counters = counters
         self._end = end
         self._closed = False
@@ -79,21 +95,44 @@ class Chain:
         if len(segment.tokens) != tokens:
             raise ValueError("a segment must carry the tokens of its rows")
         self._end = segment.end
+        if self.broken is None and not self._may_store(self.namespace.id):
+            # As an operator wants it: not worth a word in the log.
+            self.broken = SkipReason.TIER.value
         if self.broken is not None:
             self.skip(SkipReason(self.broken), segment.start)
-        elif not self._put(Item(self, segment, segment.nbytes)):
-            self.skip(SkipReason.CLOSED, segment.start)
+        elif (refusal := self._put(Item(self, segment, segment.nbytes))) is not None:
+            self.lose(refusal)
 
     def close(self) -> None:
         """End the chain: its lease ends once all that was appended is stored."""
         if not self._closed:
             self._closed = True
-            if not self._put(Item(self, None, 0)):
-                self.lease.release()
+            # Once that is refused the lease has no meaning: its cache is closed. To
+            # end it would wait for a lock that a dead volume may hold.
+            self._put(Item(self, None, 0))
+
+    def advance(self, tip: NodeId) -> None:
+        """What was stored last is the end of the chain now, and held for a new while.
+
+        Raises:
+            GoneError: it was removed.
+        """
+        before, self._lease = self._lease, self._hold(tip)
+        before.release()
+        self.tip = tip
+
+    def release(self) -> None:
+        """Let the path go; a second time does nothing."""
+        self._lease.release()
 
     def skip(self, reason: SkipReason, start: int) -> None:
         """Count a segment that is not stored; break the chain there if it is whole."""
         if self.broken is None:
             _log.warning("cache_chain_broken", start=start, reason=reason.value)
+        self.lose(reason)
+
+    def lose(self, reason: SkipReason) -> None:
+        """As `skip`, without a word: whoever closes the cache says it once for all."""
+        if self.broken is None:
             self.broken = reason.value
-        self._counters.add_skipped(reason)
+        self._counters.add_skipped(self.namespace.id, reason)

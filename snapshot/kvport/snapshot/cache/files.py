@@ -1,7 +1,8 @@
 """The files below the root: blobs written once, directories, staging.
 
-In: bytes. Out: allocated sizes, bytes. Nothing here knows of rows: who calls decides
-what is to be written, and makes it durable before it becomes visible.
+In: bytes. Out: allocated sizes, bytes. A file is a blob and behind it a trailer, which
+the blob's digest and its readers know nothing of. Nothing here knows of rows: who calls
+decides what is to be written, and makes it durable before it becomes visible.
 
 Files are flushed as far as the drive, one by one; the flush of their directories then
 empties the drive's own cache, once for all of them (see `kvport.snapshot.durable`).
@@ -9,27 +10,41 @@ empties the drive's own cache, once for all of them (see `kvport.snapshot.durabl
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import secrets
-import shutil
 import stat
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
 import attrs
+import structlog
 
 from kvport.manifest.digests import BlobDigest
-from kvport.snapshot.cache.records import Bytes, nbytes
-from kvport.snapshot.durable import fsync_directory
+from kvport.snapshot.cache.blob_stream import BlobStream
+from kvport.snapshot.cache.directories import (
+    allocated,
+    is_directory,
+    names_in,
+    opened,
+    remove_below,
+    tree_allocated,
+)
+from kvport.snapshot.cache.records import BlobRef, Bytes, is_namespace_id, nbytes
+from kvport.snapshot.durable import fsync_file
 from kvport.snapshot.errors import DiskFullError, StorageError
+
+_log = structlog.get_logger(__name__)
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SECTOR: Final = 512
 """Unit of `st_blocks`, whatever the file system's block."""
+_DIGEST: Final = 32
 _IOV: Final = 64
 """Buffers of one call; systems take 1,024 at most."""
 
@@ -40,7 +55,7 @@ class UnfitFileError(Exception):
 
 @attrs.frozen
 class WrittenFile:
-    """A blob under a temporary name, flushed, not yet renamed."""
+    """A blob with its trailer under a temporary name, flushed, not yet renamed."""
 
     temporary: Path
     final: Path
@@ -50,67 +65,114 @@ class WrittenFile:
 class Files:
     """Paths below one root, and what is done with them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, check_root: Callable[[], None]) -> None:
+        """Files of a root.
+
+        Args:
+            root: its directory.
+            check_root: raises where the path does not lead to the root any more.
+        """
         self.root: Final = root
+        self._check_claim: Final = check_root
         self.namespaces: Final = root / "ns"
         self.staging: Final = root / "staging"
+        self._left: set[Path] = set()
+        self._left_lock = threading.Lock()
+
+    def check_root(self) -> None:
+        """See that the root, and the directories in it, are what they were.
+
+        To be called before each change, by whoever holds the lock for it: nothing may
+        be written or removed in what took their place.
+
+        Raises:
+            CacheAbsentError: the path does not lead to the root any more.
+            StorageError: something else stands in the place of a directory, or the
+                volume does not say.
+        """
+        self._check_claim()
+        with storage_io():
+            device = self.root.stat().st_dev
+            for path in (self.namespaces, self.staging):
+                with contextlib.suppress(FileNotFoundError):
+                    found = path.lstat()
+                    if not stat.S_ISDIR(found.st_mode) or found.st_dev != device:
+                        raise StorageError("a directory of the cache was exchanged")
 
     def namespace(self, namespace_id: str) -> Path:
-        """Directory of a namespace's blobs."""
+        """Directory of a namespace's blobs.
+
+        Raises:
+            StorageError: the id is none: it might lead anywhere.
+        """
+        if not is_namespace_id(namespace_id):
+            raise StorageError("the index names a namespace that cannot be")
         return self.namespaces / namespace_id
 
     def blob(self, namespace_id: str, digest: BlobDigest) -> Path:
-        """Where a blob lives."""
-        return self.namespaces / namespace_id / digest.hex()
+        """Where a blob lives.
+
+        Raises:
+            StorageError: the id or the digest is none.
+        """
+        if len(digest) != _DIGEST:
+            raise StorageError("the index names a blob that cannot be")
+        return self.namespace(namespace_id) / digest.hex()
 
     def make_directory(self, path: Path) -> None:
         """Make a directory of mode 0700, durably, unless it is there.
 
         Anything else that has its name goes, a link to a directory too.
         """
+        if path.parent == self.root:
+            self._check_claim()
+        else:
+            self.check_root()
         with storage_io():
+            self._remove_left(path)
             if not is_directory(path):
-                remove_tree(path)
-                path.mkdir(mode=0o700)
-                fsync_directory(path.parent)
+                remove_below(self.root, path)
+                with opened(self.root, path.parent) as parent:
+                    os.mkdir(path.name, 0o700, dir_fd=parent)
+                    fsync_file(parent)
 
     def write(
         self, namespace_id: str, digest: BlobDigest, buffers: Sequence[Bytes]
     ) -> WrittenFile:
-        """Write and flush a blob under a temporary name.
+        """Write and flush a blob, and its trailer, under a temporary name.
 
         Raises:
-            OSError: nothing is left of it.
+            OSError: nothing is left of it, or it counts as left.
         """
         final = self.blob(namespace_id, digest)
         temporary = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(temporary, flags, 0o600)
+        with opened(self.root, temporary.parent) as parent:
+            fd = os.open(temporary.name, flags, 0o600, dir_fd=parent)
         try:
             _write_all(fd, buffers)
             os.fsync(fd)
             alloc = os.fstat(fd).st_blocks * _SECTOR
         except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            self.remove(temporary)
             raise
         finally:
             os.close(fd)
         return WrittenFile(temporary, final, alloc)
 
-    def read(self, namespace_id: str, digest: BlobDigest, size: int) -> bytearray:
-        """The whole blob.
+    def read(self, namespace_id: str, ref: BlobRef) -> bytearray:
+        """The whole blob, without its trailer.
 
         Raises:
             FileNotFoundError: it has no file.
             UnfitFileError: it is no file of this size, or the medium lost its bytes.
             OSError: it cannot be read now.
         """
-        with self.open(namespace_id, digest, size) as file:
-            data = bytearray(size)
+        with self.open(namespace_id, ref) as file:
+            data = bytearray(ref.size)
             view = memoryview(data)
             done = 0
-            while done < size:
+            while done < ref.size:
                 try:
                     count = file.readinto(view[done:])
                 except OSError as error:
@@ -122,8 +184,8 @@ class Files:
                 done += count
             return data
 
-    def open(self, namespace_id: str, digest: BlobDigest, size: int) -> FileIO:
-        """The blob as an unbuffered stream.
+    def open(self, namespace_id: str, ref: BlobRef) -> BlobStream:
+        """The blob as an unbuffered stream, without its trailer.
 
         Raises:
             FileNotFoundError: it has no file.
@@ -131,34 +193,122 @@ class Files:
             OSError: it cannot be opened now.
         """
         with contextlib.ExitStack() as undo:
-            file = undo.enter_context(open_regular(self.blob(namespace_id, digest)))
-            if os.fstat(file.fileno()).st_size != size:
+            path = self.blob(namespace_id, ref.digest)
+            file = undo.enter_context(open_regular(path))
+            if os.fstat(file.fileno()).st_size != ref.size + ref.trailer:
                 raise UnfitFileError("a blob has another size than its row")
             undo.pop_all()
-        return file
+        return BlobStream(file, ref.size)
+
+    def trailer(self, namespace_id: str, ref: BlobRef) -> bytes:
+        """What follows the blob in its file; errors as of `read`."""
+        with open_regular(self.blob(namespace_id, ref.digest)) as file:
+            if os.fstat(file.fileno()).st_size != ref.size + ref.trailer:
+                raise UnfitFileError("a blob has another size than its row")
+            return os.pread(file.fileno(), ref.trailer, ref.size)
+
+    def blobs(self, namespace_id: str) -> Iterator[Path]:
+        """Whatever lies in a namespace's directory; nothing if it is not there."""
+        directory = self.namespace(namespace_id)
+        for name in names_in(self.root, directory):
+            yield directory / name
+
+    def staged(self) -> list[Path]:
+        """Whatever lies in `staging`."""
+        return [self.staging / name for name in names_in(self.root, self.staging)]
+
+    def staged_bytes(self) -> int:
+        """Allocated bytes of the files of all uploads, measured; some may go."""
+        total = 0
+        for upload in self.staged():
+            for name in names_in(self.root, upload):
+                with contextlib.suppress(OSError):
+                    total += allocated(upload / name)
+        return total
 
     def overhead_bytes(self) -> int:
-        """Allocated bytes of directories and of the root's own files, measured.
+        """Allocated bytes of directories, the root's own files, and what is left.
 
-        Not of the index, which measures itself.
+        Not of the index, which measures itself. Tries to remove again what is left.
         """
-        found = [path.stat().st_blocks for path in (self.root,) if path.is_dir()]
-        found += [
-            entry.stat(follow_symlinks=False).st_blocks
-            for entry in _entries(self.root)
-            if not entry.name.startswith("index.sqlite")
+        left = sum(map(self._left_bytes, list(self._left)))
+        paths = [self.root] if self.root.is_dir() else []
+        paths += [
+            self.root / name
+            for name in names_in(self.root, self.root)
+            if not name.startswith("index.sqlite")
         ]
-        found += [
-            entry.stat(follow_symlinks=False).st_blocks
-            for parent in (self.namespaces, self.staging)
-            for entry in _entries(parent)
-            if entry.is_dir(follow_symlinks=False)
-        ]
-        return sum(found) * _SECTOR
+        for parent in (self.namespaces, self.staging):
+            inside = [parent / name for name in names_in(self.root, parent)]
+            paths += filter(is_directory, inside)
+        return sum(map(allocated, paths)) + left
+
+    # What a volume refuses to remove.
+
+    def remove(self, path: Path) -> bool:
+        """Remove a file or directory that nothing speaks of; False if it is left.
+
+        What is left counts as overhead for as long as it is there.
+        """
+        try:
+            self.check_root()
+            remove_below(self.root, path)
+        except (OSError, StorageError) as error:
+            _log.warning("cache_file_left", errno=getattr(error, "errno", None))
+            with self._left_lock:
+                self._left.add(path)
+            return False
+        return True
+
+    def publish(self, temporary: Path, final: Path) -> None:
+        """Give a file its name; whatever had it goes, a directory too.
+
+        Raises:
+            OSError: the file is where it was.
+        """
+        with self._left_lock:
+            with (
+                opened(self.root, temporary.parent) as old,
+                opened(self.root, final.parent) as new,
+            ):
+                rename = functools.partial(
+                    os.rename,
+                    temporary.name,
+                    final.name,
+                    src_dir_fd=old,
+                    dst_dir_fd=new,
+                )
+                try:
+                    rename()
+                except IsADirectoryError:
+                    remove_below(self.root, final)
+                    rename()
+            self._left.discard(final)
+
+    def _remove_left(self, path: Path) -> None:
+        with self._left_lock:
+            if path in self._left:
+                self.check_root()
+                remove_below(self.root, path)
+                self._left.discard(path)
+
+    def _left_bytes(self, path: Path) -> int:
+        with contextlib.suppress(OSError, StorageError):
+            self._remove_left(path)
+        with contextlib.suppress(FileNotFoundError):
+            whole = tree_allocated(path)
+            # Directories of namespaces and uploads are counted with all others.
+            counted = path.parent in (self.namespaces, self.staging)
+            return whole - allocated(path) * (counted and is_directory(path))
+        return 0
 
 
-def open_regular(path: Path) -> FileIO:
+def open_regular(path: Path, *, writing: bool = False) -> FileIO:
     """A regular file as an unbuffered stream; never waits for a FIFO's other end.
+
+    Args:
+        path: of the file.
+        writing: whether it may be written to as well.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -167,14 +317,30 @@ def open_regular(path: Path) -> FileIO:
     """
     # Looked at before, since to open a device can do things; and after, for races.
     _check_regular(path.lstat())
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags)
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags | (os.O_RDWR if writing else os.O_RDONLY))
     try:
         _check_regular(os.fstat(fd))
-        return FileIO(fd, "rb")
+        return FileIO(fd, "r+b" if writing else "rb")
     except BaseException:
         os.close(fd)
         raise
+
+
+def set_trailer(path: Path, size: int, trailer: bytes) -> None:
+    """Put this behind the first `size` bytes of a file, and nothing else; flush it.
+
+    Raises:
+        OSError: it did not reach the medium, or is no file.
+    """
+    try:
+        with open_regular(path, writing=True) as file:
+            file.truncate(size)
+            file.seek(size)
+            _write_all(file.fileno(), [trailer])
+            os.fsync(file.fileno())
+    except UnfitFileError as error:
+        raise OSError(errno.EINVAL, "not a regular file") from error
 
 
 def flush(path: Path) -> None:
@@ -188,58 +354,6 @@ def flush(path: Path) -> None:
             os.fsync(file.fileno())
     except UnfitFileError as error:
         raise OSError(errno.EINVAL, "not a regular file") from error
-
-
-def publish(temporary: Path, final: Path) -> None:
-    """Give a file its name; whatever had it goes, a directory too.
-
-    Raises:
-        OSError: the file is where it was.
-    """
-    try:
-        temporary.rename(final)
-    except IsADirectoryError:
-        remove_tree(final)
-        temporary.rename(final)
-
-
-def sync_directories(directories: Iterable[Path]) -> None:
-    """Flush directories in which names were made."""
-    for directory in set(directories):
-        fsync_directory(directory)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory or file with all below it, never what a link points to."""
-    if is_directory(path):
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def is_directory(path: Path) -> bool:
-    """Whether a directory is there; a link to one is none."""
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def allocated(path: Path) -> int:
-    """Allocated bytes of one file."""
-    return path.lstat().st_blocks * _SECTOR
-
-
-def tree_allocated(path: Path) -> int:
-    """Allocated bytes of a file, or of a directory with all below it."""
-    total = allocated(path)
-    if not is_directory(path):
-        return total
-    for parent, directories, files in os.walk(path):
-        for name in (*directories, *files):
-            with contextlib.suppress(FileNotFoundError):
-                total += allocated(Path(parent, name))
-    return total
 
 
 def is_full(error: OSError) -> bool:
@@ -276,11 +390,3 @@ def _write_all(fd: int, buffers: Sequence[Bytes]) -> None:
 def _check_regular(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise UnfitFileError("not a regular file")
-
-
-def _entries(path: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -1,7 +1,8 @@
 """Pruning: what retention takes from a stored path, and from beside it.
 
-In: a path's end. Out: nodes that go, none of them at or above a leased one, and blobs
-and kinds to drop from nodes that stay, none of them at or above one that is being read.
+In: a path's end. Out: nodes that go, none of them at or above a leased or pinned one,
+and blobs and kinds to drop from nodes that stay, none of them at or above one that is
+being read, nor such that a pinned one needs.
 """
 
 import json
@@ -17,7 +18,7 @@ from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.leases import Leases
 from kvport.snapshot.cache.retention import PathNode, Retention, Verdict, judge
-from kvport.snapshot.cache.schema import kind_bits, kinds_of
+from kvport.snapshot.cache.schema import class_of, kind_bits, kinds_of
 
 _PATH: Final = """
 WITH RECURSIVE up(n, depth) AS (
@@ -25,7 +26,7 @@ WITH RECURSIVE up(n, depth) AS (
     SELECT node.parent, up.depth + 1 FROM up JOIN node ON node.n = up.n
     WHERE node.parent != 0)
 SELECT node.n, start, "end", kinds, children,
-    (SELECT group_concat(class) FROM blob WHERE blob.node = node.n)
+    coalesce((SELECT group_concat(class) FROM blob WHERE blob.node = node.n), '')
 FROM up JOIN node ON node.n = up.n ORDER BY up.depth DESC"""
 _ABOVE: Final = """
 WITH RECURSIVE up(n) AS (
@@ -87,13 +88,13 @@ def prunable(
     n = index.find(ns, tip)
     if n is None:
         return Pruning()
-    held = leases.rows(ns)
-    path = list(_path(index, n, frozenset(held)))
+    held, pinned = leases.rows(ns), leases.pins.rows(ns)
+    path = list(_path(index, n, frozenset(held), frozenset(pinned)))
     need = WindowCoverage.of(layout)
     verdicts = judge([row.node for row in path], retention, need)
-    leased = _at_or_above(index, held)
-    read = _at_or_above(index, leases.rows(ns, reading=True))
-    dead = _dead(index, ns, path, verdicts, leased)
+    kept = at_or_above(index, [*held, *pinned])
+    read = at_or_above(index, leases.rows(ns, reading=True))
+    dead = _dead(index, ns, path, verdicts, kept)
     drops = (
         _drop(row, verdict)
         for row, verdict in zip(path, verdicts, strict=True)
@@ -105,23 +106,27 @@ def prunable(
     )
 
 
-def _path(index: Index, tip: int, held: frozenset[int]) -> Iterator[_Row]:
+def _path(
+    index: Index, tip: int, held: frozenset[int], pinned: frozenset[int]
+) -> Iterator[_Row]:
     for n, start, end, kinds, children, classes in index.all(_PATH, {"tip": tip}):
         # What a running request has not stored yet will hang where its lease is.
         hanging = children + (n in held)
         yield _Row(
             n=n,
-            node=PathNode(start, end, kinds_of(kinds), hanging),
-            classes=tuple(map(BlobClass, classes.split(","))) if classes else (),
+            node=PathNode(start, end, kinds_of(kinds), hanging, n in pinned),
+            classes=tuple(class_of(int(c)) for c in classes.split(",") if c),
         )
 
 
-def _at_or_above(index: Index, rows: Sequence[int]) -> set[int]:
+def at_or_above(index: Index, rows: Sequence[int]) -> set[int]:
+    """These nodes and all that their paths consist of."""
     return {n for (n,) in index.all(_ABOVE, (json.dumps(list(rows)),))}
 
 
 def _drop(row: _Row, verdict: Verdict) -> Drop | None:
-    lost = {BlobClass.STATE: not verdict.kinds, BlobClass.WINDOW: not verdict.window}
+    point = bool(verdict.kinds) or row.node.pinned
+    lost = {BlobClass.STATE: not point, BlobClass.WINDOW: not verdict.window}
     classes = tuple(c for c in row.classes if lost.get(c, False))
     if not classes and verdict.kinds == row.node.kinds:
         return None
@@ -133,7 +138,7 @@ def _dead(
     ns: int,
     path: Sequence[_Row],
     verdicts: Sequence[Verdict],
-    leased: set[int],
+    kept: set[int],
 ) -> list[int]:
     """Roots of dead branches."""
     on_path = {row.n for row in path}
@@ -145,7 +150,7 @@ def _dead(
             "SELECT n FROM node WHERE ns = ? AND parent = ?", (ns, row.n)
         )
         if child not in on_path
-        and child not in leased
+        and child not in kept
         and _is_dead(index, index.subtree(ns, [child]), row.node.end)
     ]
 

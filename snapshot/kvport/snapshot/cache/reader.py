@@ -8,12 +8,12 @@ miss, not a state to live with.
 import contextlib
 import os
 from collections.abc import Iterator
-from io import FileIO
 from typing import Final
 
 import structlog
 from blake3 import blake3
 
+from kvport.snapshot.cache.blob_stream import BlobStream
 from kvport.snapshot.cache.evict import Evictor
 from kvport.snapshot.cache.files import Files, UnfitFileError
 from kvport.snapshot.cache.index import Index
@@ -41,33 +41,38 @@ class Reader:
     def read(self, ns: Namespace, ref: BlobRef) -> bytearray:
         """The whole blob, checked."""
         with self._damage(ns, ref):
-            data = self._files.read(ns.id, ref.digest, ref.size)
+            data = self._files.read(ns.id, ref)
         threads = blake3.AUTO if ref.size >= _PARALLEL else 1
         if blake3(data, max_threads=threads).digest() != ref.digest:
             self.report(ns, ref, RemovalReason.DAMAGED)
             raise DamagedError("a stored blob does not have its digest")
         return data
 
-    def open(self, ns: Namespace, ref: BlobRef) -> FileIO:
+    def open(self, ns: Namespace, ref: BlobRef) -> BlobStream:
         """The blob as a stream, unchecked."""
         with self._damage(ns, ref):
-            return self._files.open(ns.id, ref.digest, ref.size)
+            return self._files.open(ns.id, ref)
 
     def report(self, ns: Namespace, ref: BlobRef, reason: RemovalReason) -> None:
         """Remove what owns the blob.
 
         Raises:
             GoneError: the blob was removed by design, before or while it was read.
+            CacheAbsentError: the root is not there.
             StorageError: the removal could not be stored.
         """
         row = self._index.namespace_row(ns.id)
         with self._evictor.changes:
-            if self._index.file_size(row, ref.digest) is None:
+            # A volume that is gone says nothing of the blob.
+            self._files.check_root()
+            if (sizes := self._index.file_sizes(row, ref.digest)) is None:
                 raise GoneError("the blob was removed")
+            if sizes != (ref.size, ref.trailer):
+                raise GoneError("the blob was removed, and stored again")
             path = self._files.blob(ns.id, ref.digest)
             if reason is RemovalReason.MISSING and os.path.lexists(path):
                 raise GoneError("the blob was removed, and stored again")
-            self._counters.add_damaged()
+            self._counters.add_damaged(ns.id)
             owners = self._index.owners(row, ref.digest)
             # Which rows a path lost: from there on it is computed again.
             _log.warning(

@@ -5,12 +5,14 @@ is a path of them from the root; a `NewSegment` is what a running request hands 
 be stored.
 """
 
+import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
+from attrs.validators import ge, min_len
 
 from kvport.manifest.digests import BlobDigest, Key, derive
 from kvport.manifest.domains import Domain
@@ -28,13 +30,24 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 """Whatever a blob's bytes come in; a memoryview must be contiguous."""
 
 
+_NAMESPACE_ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
 @attrs.frozen
 class BlobRef:
-    """A stored blob: its class, its digest, and its size in bytes."""
+    """A stored blob: its class, its digest, and its size in bytes.
+
+    Attributes:
+        blob_class: what it holds.
+        digest: of the blob alone.
+        size: likewise.
+        trailer: bytes that follow it in its file, the ids of its tokens.
+    """
 
     blob_class: BlobClass
     digest: BlobDigest
     size: int
+    trailer: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen
@@ -47,11 +60,12 @@ class NodeRecord:
         start: first position.
         end: position after the last.
         key: key(end).
-        tokens: encoded ids of [start, end).
         blobs: in the order kv, window, state; those that there are. The id names those
             that it was stored with, of which some may have gone since.
         kinds: why `end` is kept on purpose; empty if it is not.
         attestations: what is claimed about the bytes, at least one statement.
+        tokens: encoded ids of [start, end), of a node that is to be stored. The index
+            keeps none: what it answers has no tokens.
     """
 
     id: NodeId
@@ -59,10 +73,10 @@ class NodeRecord:
     start: int
     end: int
     key: Key
-    tokens: bytes = attrs.field(repr=False)
     blobs: tuple[BlobRef, ...]
     kinds: frozenset[PointKind]
     attestations: tuple[Provenance, ...]
+    tokens: bytes = attrs.field(default=b"", repr=False, eq=False)
 
     def blob(self, blob_class: BlobClass) -> BlobRef | None:
         """The node's blob of this class, if it has one."""
@@ -89,6 +103,11 @@ class Namespace:
         name = scope.encode()
         data = identity.digest + struct.pack("<II", block_size, len(name)) + name
         return cls(derive(Domain.NAMESPACE, data).hex(), identity, scope, block_size)
+
+
+def is_namespace_id(text: str) -> bool:
+    """Whether it has the form that `Namespace.of` gives: it names a directory."""
+    return bool(_NAMESPACE_ID.fullmatch(text))
 
 
 @attrs.frozen
@@ -179,6 +198,44 @@ def nbytes(buffer: Bytes) -> int:
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
+@attrs.frozen
+class Pinned:
+    """What became of a wish to keep a path.
+
+    Attributes:
+        tokens: length of what is kept, from the root; 0 for nothing.
+        until: seconds from the epoch; None if nothing is kept.
+        reason: why the rest is not kept; None if all is.
+    """
+
+    tokens: int
+    until: int | None
+    reason: str | None
+
+
+def _unheard(_: Pinned) -> None:
+    """Of a wish that nobody waits for."""
+
+
+@attrs.frozen
+class Pin:
+    """A wish to keep a request's path, whoever else uses it or not.
+
+    Attributes:
+        owner: whose pin it is; the same owner's later pin of the path replaces it.
+        seconds: from when it is stored.
+        told: called by the writer once it is known what is kept; never if the path
+            was not begun, or its cache went away before.
+
+    Raises:
+        ValueError: no owner, or less than a second.
+    """
+
+    owner: str = attrs.field(validator=min_len(1))
+    seconds: int = attrs.field(validator=ge(1))
+    told: Callable[[Pinned], None] = attrs.field(default=_unheard, eq=False)
+
+
 class RemovalReason(StrEnum):
     """Why a node went; nothing goes without one."""
 
@@ -186,6 +243,16 @@ class RemovalReason(StrEnum):
     DAMAGED = "damaged"
     MISSING = "missing"
     SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+    INCOMPATIBLE = "incompatible"
+    """Of an engine version or a model that is gone."""
+    POINTLESS = "pointless"
+    """Rows after the last restore point of their branch."""
+    QUOTA = "quota"
+    CLEARED = "cleared"
+    RECLAIMED = "reclaimed"
+    """Its model was unloaded."""
+    TAMPERED = "tampered"
 
 
 @attrs.frozen

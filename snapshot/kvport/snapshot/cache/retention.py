@@ -10,6 +10,7 @@ Pure: leases, and what is really stored, are the business of who asks. The rules
   kinds that do not are dropped from it.
 * A point that is no fork, and at which the tree branches, stays as it is: agents that
   share a prompt come back to it.
+* A pinned point stays as it is.
 * A point that does not stay loses its whole layers' state.
 * A node keeps its window rows while a point needs them that stays, at or below it.
   Where other branches hang on a node of the path, they are kept as if it stayed, even
@@ -51,12 +52,16 @@ class Retention:
 
 @attrs.frozen
 class PathNode:
-    """A node of the path: segment [start, end), and how many nodes hang on it."""
+    """A node of the path: segment [start, end), and how many nodes hang on it.
+
+    One that is pinned stays a point, as it is.
+    """
 
     start: int
     end: int
     kinds: frozenset[PointKind]
     children: int
+    pinned: bool = False
 
 
 @attrs.frozen
@@ -84,7 +89,7 @@ def judge(
     # From the end: the nearest position below that needs rows above it.
     anchor: int | None = None
     for node, kinds in zip(reversed(path), reversed(kept), strict=True):
-        if kinds or node.children > bool(verdicts):
+        if kinds or node.pinned or node.children > bool(verdicts):
             anchor = node.end
         verdicts.append(
             Verdict(
@@ -116,7 +121,7 @@ def _kept_kinds(
         stay[kind] = set(_ends(path, kind)[-count:])
     return [
         node.kinds
-        if node.children > 1 and PointKind.FORK not in node.kinds
+        if node.pinned or (node.children > 1 and PointKind.FORK not in node.kinds)
         else frozenset(kind for kind in node.kinds if node.end in stay[kind])
         for node in path
     ]

@@ -1,15 +1,16 @@
 """Storing a batch: durable before visible, all of it or nothing.
 
 In: items of chains, in order. Out: nodes, and tips that move; where a chain ends, its
-path is pruned by its retention. The steps: hash and name; reserve, evicting if need be;
-write and flush files under temporary names; rename; flush directories; one commit. A
-segment that does not fit breaks its own chain only; a volume that fails breaks all
-chains of the batch, and nothing of the batch is left. One that is full of our own is
-tried once more after the oldest leaves made room.
+path is pinned if so wished, and pruned by its retention. The steps: hash and name;
+reserve, evicting if need be; write and flush files under temporary names; rename; flush
+directories; one commit. A segment that does not fit breaks its own chain only; a volume
+that fails breaks all chains of the batch, and nothing of the batch is left. One that is
+full of our own is tried once more after the oldest leaves made room.
 """
 
-import functools
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -21,34 +22,44 @@ from kvport.manifest.layout import BlobClass
 from kvport.manifest.nodes import NodeId, node_id
 from kvport.snapshot.cache.account import (
     NODE_BYTES,
-    Account,
     Reservation,
     allocation_bound,
+    whole_blocks,
 )
 from kvport.snapshot.cache.chain import Chain, Item
-from kvport.snapshot.cache.evict import Evictor
-from kvport.snapshot.cache.files import (
-    Files,
-    WrittenFile,
-    publish,
-    storage_io,
-    sync_directories,
+from kvport.snapshot.cache.directories import sync_directories
+from kvport.snapshot.cache.endings import Endings
+from kvport.snapshot.cache.files import WrittenFile, storage_io
+from kvport.snapshot.cache.opening import Parts
+from kvport.snapshot.cache.records import (
+    BlobRef,
+    Bytes,
+    NewSegment,
+    NodeRecord,
+    nbytes,
 )
-from kvport.snapshot.cache.index import Index
-from kvport.snapshot.cache.pruning import prunable
-from kvport.snapshot.cache.records import BlobRef, Bytes, NewSegment, NodeRecord, nbytes
-from kvport.snapshot.cache.retention import Retention
-from kvport.snapshot.cache.stats import Counters, SkipReason
+from kvport.snapshot.cache.room import Full
+from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.errors import (
+    CacheAbsentError,
     CapacityError,
     DiskFullError,
     GoneError,
+    QuotaError,
     StorageError,
 )
 
 _log = structlog.get_logger(__name__)
 
+
+class _BudgetError(Exception):
+    """A namespace has written all that it may within an hour."""
+
+
 _REASONS: Final[Mapping[type[Exception], SkipReason]] = {
+    CacheAbsentError: SkipReason.ABSENT,
+    _BudgetError: SkipReason.WRITE_BUDGET,
+    QuotaError: SkipReason.QUOTA,
     CapacityError: SkipReason.CAPACITY,
     DiskFullError: SkipReason.DISK_FULL,
     GoneError: SkipReason.GONE,
@@ -68,21 +79,24 @@ class _Ready:
 
 
 class Store:
-    """Stores batches; see the module."""
+    """Stores batches; see the module.
 
-    def __init__(
-        self,
-        index: Index,
-        files: Files,
-        account: Account,
-        evictor: Evictor,
-        counters: Counters,
-    ) -> None:
-        self._index = index
-        self._files = files
-        self._account = account
-        self._evictor = evictor
-        self._counters = counters
+    Attributes:
+        full: why something found no room; None as soon as something is stored.
+    """
+
+    def __init__(self, parts: Parts, on_failed: Callable[[], None]) -> None:
+        self.full: Full | None = None
+        self._on_failed: Final = on_failed
+        self._index: Final = parts.index
+        self._files: Final = parts.files
+        self._account: Final = parts.account
+        self._evictor: Final = parts.evictor
+        self._counters: Final = parts.counters
+        self._policies: Final = parts.policies
+        self._budget: Final = parts.counters.budget
+        self._room: Final = parts.room
+        self._endings: Final = Endings(parts)
 
     def store(self, batch: Sequence[Item]) -> None:
         """Store what can be stored; the chains say what could not."""
@@ -94,7 +108,7 @@ class Store:
         for item in batch:
             # What ended before may make room for what is stored now.
             if item.segment is None and item.chain not in storing:
-                item.chain.lease.release()
+                self._endings.end(item.chain)
         ready = [
             self._prepare(item.chain, item.segment)
             for item in batch
@@ -104,44 +118,46 @@ class Store:
         try:
             with self._evictor.changes:
                 nbytes = sum(map(self._missing, ready))
-                self._evictor.with_room(nbytes, lambda: self._store(ready))
+                self._evictor.with_room(
+                    nbytes,
+                    lambda: self._store(ready),
+                    {one.chain.ns for one in ready},
+                )
                 self._evictor.renew_ballast()
         except (StorageError, DiskFullError) as error:
-            reason = _REASONS[type(error)]
-            _log.warning("cache_store_failed", reason=reason.value)
-            for one in ready:
-                one.chain.skip(reason, one.node.start)
+            self._failed(error, ready)
         finally:
+            self._evictor.measure()
             for one in ready:
                 one.reservation.release()
             for item in batch:
-                if item.segment is None:
-                    item.chain.lease.release()
+                if item.segment is None and item.chain in storing:
+                    self._endings.end(item.chain)
         for item in batch:
             if item.segment is None and item.chain.retention is not None:
-                self._retain(item.chain, item.chain.retention)
+                self._endings.retain(item.chain, item.chain.retention)
 
-    def _retain(self, chain: Chain, retention: Retention) -> None:
-        """Prune the path of a chain that has ended; it stays whole if that fails."""
-        layout = chain.namespace.layout
-        if layout.full_only:
-            return
-        plan = functools.partial(
-            prunable,
-            self._index,
-            self._evictor.leases,
-            ns=chain.ns,
-            layout=layout,
-            tip=chain.tip,
-            retention=retention,
-        )
+    def _failed(self, error: StorageError | DiskFullError, ready: list[_Ready]) -> None:
+        reason = self._reason(error)
+        if ready:
+            _log.warning("cache_store_failed", reason=reason.value, segments=len(ready))
+        for one in ready:
+            if reason is SkipReason.ABSENT:
+                one.chain.lose(reason)
+            else:
+                one.chain.skip(reason, one.node.start)
+        if reason is SkipReason.DISK_FULL:
+            self.full = Full.now("the volume is full", self.full)
+        else:
+            self._on_failed()
+
+    def _reason(self, error: StorageError | DiskFullError) -> SkipReason:
         try:
-            with self._evictor.changes:
-                self._evictor.prune(plan)
-                self._evictor.renew_ballast()
-        except (StorageError, DiskFullError) as error:
-            self._counters.add_failed_pruning()
-            _log.warning("cache_pruning_failed", reason=error.code)
+            if isinstance(error, StorageError):
+                self._files.check_root()
+        except StorageError as found:
+            error = found
+        return _REASONS[type(error)]
 
     def _prepare(self, chain: Chain, segment: NewSegment) -> _Ready:
         refs: list[BlobRef] = []
@@ -150,8 +166,11 @@ class Store:
             if (parts := segment.blobs.get(blob_class)) is None:
                 continue
             digest = _digest(parts)
-            refs.append(BlobRef(blob_class, digest, sum(map(nbytes, parts))))
-            buffers[digest] = parts
+            trailer = segment.tokens if blob_class is BlobClass.KV else b""
+            size = sum(map(nbytes, parts))
+            refs.append(BlobRef(blob_class, digest, size, len(trailer)))
+            # Classes may have equal bytes: the first one's file is written.
+            buffers.setdefault(digest, [*parts, trailer])
         name = node_id(
             chain.head, segment.key, {ref.blob_class: ref.digest for ref in refs}
         )
@@ -170,6 +189,7 @@ class Store:
         return _Ready(chain, node, buffers, Reservation(self._account, 0))
 
     def _store(self, ready: list[_Ready]) -> None:
+        self._files.check_root()
         for namespace, ns in {r.chain.namespace.id: r.chain.ns for r in ready}.items():
             self._evictor.ensure_directory(namespace, ns)
         # What is left out here is skipped; `ready` keeps what may have to be undone.
@@ -177,27 +197,36 @@ class Store:
         try:
             with storage_io():
                 self._write(ready)
-            with self._index.transaction():
-                replaced = sum(map(self._add_files, ready))
-                new = [
-                    one.node
-                    for one in ready
-                    if self._index.add_node(one.chain.ns, one.node)
-                ]
+            # Rows, account and counters together, for whoever reads them all.
+            with self._index.lock:
+                self._commit(ready)
         except BaseException:
             self._undo(ready)
             raise
+        for chain, tip in {one.chain: one.node.id for one in ready}.items():
+            chain.advance(tip)
+        if ready:
+            self.full = None
+
+    def _commit(self, ready: Sequence[_Ready]) -> None:
+        with self._index.transaction():
+            replaced = sum(map(self._add_files, ready))
+            new = [
+                one
+                for one in ready
+                if self._index.add_node(one.chain.ns, one.node, one.chain.ttl)
+            ]
         self._account.change(blobs=-replaced)
         for one in ready:
             for ref, file in one.written:
                 one.reservation.spend(file.alloc)
-                self._counters.add_written(ref.blob_class, ref.size)
-        self._counters.add_captured(sum(node.end - node.start for node in new))
-        for chain, tip in {one.chain: one.node.id for one in ready}.items():
-            chain.lease.move(tip)
-            chain.tip = tip
-        with storage_io():
-            self._account.measured(overhead=self._files.overhead_bytes())
+                self._counters.add_written(
+                    one.chain.namespace.id, ref.blob_class, ref.size
+                )
+                self._budget.add(one.chain.namespace.id, file.alloc)
+        for one in new:
+            tokens = one.node.end - one.node.start
+            self._counters.add_captured(one.chain.namespace.id, tokens)
 
     def _reserve(self, ready: Sequence[_Ready]) -> list[_Ready]:
         """Hold room for each segment; what finds none, or no parent, is skipped.
@@ -210,17 +239,18 @@ class Store:
             kept: list[_Ready] = []
             known: set[tuple[int, NodeId]] = set()
             lost: dict[Chain, SkipReason] = {}
+            new: Counter[int] = Counter()
             for one in ready:
                 chain = one.chain
                 if (reason := lost.get(chain)) is None:
                     try:
                         if (chain.ns, one.node.parent) not in known:
                             self._check_parent(chain.ns, one.node.parent)
-                        if (missing := self._missing(one)) > 0:
-                            settled = False
-                            one.reservation.absorb(self._evictor.reserve(missing))
-                    except (CapacityError, GoneError) as error:
+                        settled &= not self._admit(one, new)
+                    except (CapacityError, GoneError, _BudgetError) as error:
                         reason = lost[chain] = _REASONS[type(error)]
+                        if reason is SkipReason.CAPACITY:
+                            self.full = self._room.refusal(self.full)
                 if reason is None:
                     kept.append(one)
                     known.add((chain.ns, one.node.id))
@@ -230,16 +260,44 @@ class Store:
             ready = kept
         return list(ready)
 
+    def _admit(self, one: _Ready, new: Counter[int]) -> bool:
+        """Hold what a segment needs; whether anything changed for that.
+
+        Args:
+            one: the segment.
+            new: bytes of files by namespace that segments before it need.
+        """
+        chain, ns = one.chain, one.chain.ns
+        absent = self._absent(one)
+        nbytes = sum(whole_blocks(ref.size + ref.trailer) for ref in absent)
+        limit = self._policies[chain.namespace.id].write_bytes_per_hour
+        if not self._budget.allows(chain.namespace.id, new[ns] + nbytes, limit):
+            raise _BudgetError("the namespace's hourly budget is spent")
+        changed = bool(nbytes) and self._evictor.within_quota(
+            ns, chain.namespace.id, new[ns] + nbytes
+        )
+        if (missing := self._missing(one)) > 0:
+            one.reservation.absorb(self._evictor.reserve(missing, [ns]))
+            changed = True
+        new[ns] += nbytes
+        return changed
+
     def _check_parent(self, ns: int, parent: NodeId) -> None:
         if self._index.find(ns, parent) is None:
             raise GoneError("the segment before was removed")
 
+    def _absent(self, one: _Ready) -> list[BlobRef]:
+        ns = one.chain.ns
+        return [
+            ref
+            for ref in one.node.blobs
+            if self._index.file_size(ns, ref.digest) is None
+        ]
+
     def _missing(self, one: _Ready) -> int:
         """Bytes to reserve beyond what is held."""
         files = sum(
-            allocation_bound(ref.size)
-            for ref in one.node.blobs
-            if self._index.file_size(one.chain.ns, ref.digest) is None
+            allocation_bound(ref.size + ref.trailer) for ref in self._absent(one)
         )
         return NODE_BYTES + files - one.reservation.remaining
 
@@ -258,28 +316,29 @@ class Store:
                 done.add((ns, ref.digest))
         files = [file for one in ready for _, file in one.written]
         for file in files:
-            publish(file.temporary, file.final)
+            self._files.publish(file.temporary, file.final)
         sync_directories(file.final.parent for file in files)
 
     def _add_files(self, one: _Ready) -> int:
         """Make rows; returns the bytes of doomed files that were written over."""
         return sum(
-            self._index.add_file(one.chain.ns, ref.digest, ref.size, file.alloc)
+            self._index.add_file(one.chain.ns, ref, file.alloc)
             for ref, file in one.written
         )
 
     def _undo(self, ready: Sequence[_Ready]) -> None:
-        for _, file in (written for one in ready for written in one.written):
-            try:
-                try:
-                    file.temporary.unlink()
-                except FileNotFoundError:  # renamed already
-                    file.final.unlink(missing_ok=True)
-            except OSError:
-                # It stays until the next sweep, and so on the account.
-                self._account.change(blobs=file.alloc)
+        with contextlib.suppress(StorageError):
+            self._unlink(ready)
         for one in ready:
             one.written.clear()
+
+    def _unlink(self, ready: Sequence[_Ready]) -> None:
+        self._files.check_root()
+        for _, file in (written for one in ready for written in one.written):
+            if file.temporary.exists():
+                self._files.remove(file.temporary)
+            else:  # renamed already
+                self._files.remove(file.final)
 
 
 def _skip_if_broken(chain: Chain, segment: NewSegment) -> bool:

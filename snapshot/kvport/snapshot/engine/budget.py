@@ -6,7 +6,7 @@ longest, not the sum of lengths.
 
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 import attrs
 import mlx.core as mx
@@ -28,6 +28,23 @@ class Footprint:
         """Bytes of a padded batch of sequences of these final lengths."""
         rows = max(lengths, default=0)
         return len(lengths) * (self.fixed + self.per_row * rows)
+
+
+@attrs.frozen
+class Budget:
+    """Bytes that running sequences may hold; of an unknown layout, as many as come."""
+
+    nbytes: int
+    footprint: Footprint | None
+
+    @classmethod
+    def of(cls, layout: StateLayout | None, chunk: int, nbytes: int) -> Self:
+        """The budget of a model's sequences, which are prefilled by chunks."""
+        return cls(nbytes, footprint(layout, chunk) if layout else None)
+
+    def allows(self, lengths: Sequence[int]) -> bool:
+        """Whether sequences of these final lengths may run together."""
+        return self.footprint is None or self.footprint.batch(lengths) <= self.nbytes
 
 
 def footprint(layout: StateLayout, chunk: int) -> Footprint:

@@ -1,9 +1,10 @@
 """Text of a reply, token by token: detokenised, and ended by stop texts."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
+
+from kvport.snapshot.state.untyped import Detokenizer
 
 
 @attrs.frozen
@@ -17,7 +18,7 @@ class Piece:
 class ReplyText:
     """One reply's text; text that may begin a stop text is held back."""
 
-    def __init__(self, detokenizer: Any, stops: Sequence[str]) -> None:  # noqa: ANN401 - untyped mlx-lm
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
         self._detokenizer = detokenizer
         self._stops = [stop for stop in stops if stop]
         self._held = ""

@@ -8,6 +8,7 @@ import attrs
 
 from kvport.manifest.errors import KvportError
 from kvport.manifest.nodes import NodeId
+from kvport.snapshot.cache.records import Pin
 
 
 class Policy(StrEnum):
@@ -47,7 +48,11 @@ class Request:
         policy: which restore points may be used.
         within: restrict the lookup to these nodes: the path of one artifact.
         read: whether stored state may be used at all.
-        write: whether state is captured.
+        write: whether state is captured; if not, the request leaves nothing behind but
+            the note that what it restored was used.
+        ttl: seconds after its last use until what is stored expires; None for the
+            namespace's.
+        pin: whose wish it is that the path stays, and for how long; None for nobody's.
         draft: whether its reply may be drafted, where the model has drafting.
     """
 
@@ -63,6 +68,8 @@ class Request:
     within: frozenset[NodeId] | None = None
     read: bool = True
     write: bool = True
+    ttl: int | None = None
+    pin: Pin | None = None
     draft: bool = True
 
 

@@ -8,7 +8,7 @@ memory is a restore point like any other. The engine's thread turns the buffers 
 caches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -65,7 +65,7 @@ NOTHING: Final = Prepared(
     assembly=None,
     chain=None,
 )
-"""Of a model that runs without the cache."""
+"""Of a model that runs without the cache, or while there is none."""
 
 
 def selection(
@@ -91,6 +91,7 @@ class Restorer:
 
     Attributes:
         cache: where state is stored.
+        suspect: called when its volume fails.
         namespace: the model's.
         request: what is asked.
         owner: of the leases that are taken.
@@ -101,6 +102,7 @@ class Restorer:
     """
 
     cache: Cache
+    suspect: Callable[[], None]
     namespace: Namespace
     request: Request
     owner: str
@@ -131,20 +133,27 @@ class Restorer:
             except StorageError as error:
                 # What cannot be read now can be computed.
                 log.warning("restore_failed", reason=error.message)
+                self.suspect()
                 break
         base = base_of(None, local=self.local, numerics=self.numerics)
-        return Prepared(
-            restored=0, base=base, assembly=None, chain=self._chain(ROOT_NODE)
-        )
+        try:
+            chain = self._chain(ROOT_NODE)
+        except (GoneError, StorageError) as error:
+            # Nor is what is computed stored; the reply does not wait for a volume.
+            log.warning("capture_impossible", reason=error.message)
+            self.suspect()
+            chain = None
+        return Prepared(restored=0, base=base, assembly=None, chain=chain)
 
     def _from_match(self, match: Match) -> Prepared:
-        with self.cache.lease(self.namespace, match.nodes[-1].id, self.owner):
+        tip = match.nodes[-1].id
+        with self.cache.lease(self.namespace, tip, self.owner) as lease:
+            assembly = assemble(self.cache, self.namespace, match.nodes, match.position)
+            lease.check()
             return Prepared(
                 restored=match.position,
                 base=base_of(match, local=self.local, numerics=self.numerics),
-                assembly=assemble(
-                    self.cache, self.namespace, match.nodes, match.position
-                ),
+                assembly=assembly,
                 chain=self._chain(match.tip),
             )
 
@@ -157,7 +166,7 @@ class Restorer:
         if tail.chain.broken is not None:
             raise GoneError("the rows before a reply's end were not stored")
         tip, layout = tail.chain.tip, self.namespace.layout
-        with self.cache.lease(self.namespace, tip, self.owner):
+        with self.cache.lease(self.namespace, tip, self.owner) as lease:
             path = self.cache.path(self.namespace, tip)
             assembly = assemble(self.cache, self.namespace, path, tail.position)
             for taken in tail.taken:
@@ -167,6 +176,7 @@ class Restorer:
                         assembly.add(blob_class, taken.start, taken.end, blob)
             if not assembly.complete:
                 raise GoneError("rows before a reply's end were pruned")
+            lease.check()
             return Prepared(
                 restored=tail.position,
                 base=Base(end=tail.position, cold=False, origins=tail.origins),
@@ -178,7 +188,14 @@ class Restorer:
     def _chain(self, tip: NodeId) -> Chain | None:
         if not self.request.write:
             return None
-        return self.cache.chain(self.namespace, tip, self.owner, self.retention)
+        return self.cache.chain(
+            self.namespace,
+            tip,
+            self.owner,
+            self.retention,
+            ttl=self.request.ttl,
+            pin=self.request.pin,
+        )
 
 
 def assemble(

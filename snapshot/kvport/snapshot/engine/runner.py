@@ -3,22 +3,23 @@
 A request waits in order until the budget of live state admits it; then its state is
 looked up and read by a worker thread; then it is prefilled, one at a time, and decoded
 together with all others. An `exact` request runs alone from its admission to its end.
+
+A runner that leaves takes no more requests; it can be closed once it is not busy.
 """
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-import attrs
 import mlx.core as mx
 import structlog
 
 from kvport.manifest.errors import KvportError
-from kvport.manifest.identity import KeyId, Numerics
+from kvport.manifest.identity import Numerics
 from kvport.manifest.tokens import encode_tokens
-from kvport.snapshot.cache.cache import Cache
-from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.engine.budget import Footprint, default_budget, footprint
+from kvport.snapshot.engine.budget import Budget, default_budget
 from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.lanes import Lanes
@@ -30,25 +31,18 @@ from kvport.snapshot.engine.requests import (
     Request,
     Started,
 )
-from kvport.snapshot.engine.restore import NOTHING, Prepared, Restorer
+from kvport.snapshot.engine.restore import NOTHING, Prepared
 from kvport.snapshot.engine.running import Job
 from kvport.snapshot.engine.sampling import make_sampler
+from kvport.snapshot.engine.served import Left
 from kvport.snapshot.engine.steps import Live, Token
 from kvport.snapshot.engine.stops import plan
+from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tails import Tail, Tails
 from kvport.snapshot.engine.tuning import Counts, Tuning
-from kvport.snapshot.errors import EngineFailureError
+from kvport.snapshot.errors import EngineFailureError, UnknownModelError
 
 log = structlog.get_logger(__name__)
-
-
-@attrs.frozen(kw_only=True)
-class Store:
-    """Where a model's state is kept; a model that runs uncached has none."""
-
-    cache: Cache
-    namespace: Namespace
-    local: KeyId
 
 
 class Runner:
@@ -59,74 +53,118 @@ class Runner:
         *,
         model: Model,
         store: Store | None,
+        counts: Counts,
         tuning: Tuning,
         numerics: Numerics,
         workers: Executor,
         wake: Callable[[], None],
         drafting: Drafting | None,
+        keep_alive: float,
     ) -> None:
         self.model = model
+        self.tuning = tuning
+        self.keep_alive = keep_alive
+        """Seconds without a request after which the model shall go, infinity if not."""
         self.store = store
-        self.counts = Counts()
-        self._tuning = tuning
+        self.counts = counts
         self._numerics = numerics
         self._workers = workers
         self._wake = wake
         self._drafting = drafting
+        self._leaving = False
+        self._idle_since = time.monotonic()
         self._waiting: deque[Job] = deque()
         self._preparing: tuple[Job, Future[Prepared]] | None = None
         self._active: dict[int, Job] = {}
         self._prefilling: int | None = None
         self._lanes = self._new_lanes()
         self._tails = Tails(tuning.reply_idle)
-        self._budget: int = tuning.live_bytes or default_budget(model.nbytes)
-        self._footprint: Footprint | None = (
-            footprint(model.layout, tuning.chunk) if model.layout else None
+        self._budget = Budget.of(
+            model.layout, tuning.chunk, tuning.live_bytes or default_budget(self.nbytes)
         )
 
     def _new_lanes(self) -> Lanes:
-        tuning = self._tuning
+        tuning = self.tuning
         return Lanes(self.model, tuning.chunk, tuning.kv_form, self._drafting)
 
     def fits(self, job: Job) -> bool:
         """Whether the request could ever be admitted."""
-        return (
-            self._footprint is None
-            or self._footprint.batch([job.final_length]) <= self._budget
-        )
+        return self._budget.allows([job.final_length])
 
     @property
     def full(self) -> bool:
         """Whether no further request may wait."""
-        return len(self._waiting) >= self._tuning.queue
+        return len(self._waiting) >= self.tuning.queue
 
     @property
     def drafts(self) -> bool:
         """Whether replies may be drafted."""
         return self._drafting is not None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, those of a draft model included."""
+        return self.model.nbytes + (self._drafting.nbytes if self._drafting else 0)
+
+    @property
+    def left(self) -> Left:
+        """What remains to be said once it has been closed."""
+        return Left(name=self.model.name, nbytes=self.nbytes, store=self.store)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a request, waiting or running."""
+        return bool(self._waiting or self._active or self._preparing)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether there was no request for as long as the model is kept."""
+        left = self._kept_for
+        return left is not None and left <= 0
+
+    @property
+    def _kept_for(self) -> float | None:
+        """Seconds for which the model is kept; None if no end is known."""
+        if self.keep_alive == math.inf or self.busy or self._leaving:
+            return None
+        return self._idle_since + self.keep_alive - time.monotonic()
+
     def add(self, job: Job) -> None:
         """Queue a request."""
+        if self._leaving:
+            job.sink(Failed(UnknownModelError("the model has just been unloaded")))
+            return
         self._waiting.append(job)
 
     def cancel(self, ident: str) -> None:
         """End a request, wherever it is; what was captured stays."""
-        for job in [j for j in self._waiting if j.ident == ident]:
+        self._end(lambda job: job.ident == ident, Cancelled())
+
+    def leave(self, ending: Failed | None) -> None:
+        """Take no more requests; let those that there are finish, or end them so."""
+        self._leaving = True
+        if ending is not None:
+            self._end(lambda _: True, ending)
+
+    def _end(self, which: Callable[[Job], bool], ending: Cancelled | Failed) -> None:
+        for job in [job for job in self._waiting if which(job)]:
             self._waiting.remove(job)
-            job.sink(Cancelled())
-        if self._preparing is not None and self._preparing[0].ident == ident:
-            self._preparing[0].cancelled = True
+            job.sink(ending)
+        if self._preparing is not None and which(self._preparing[0]):
+            self._preparing[0].ending = self._preparing[0].ending or ending
         for uid, job in list(self._active.items()):
-            if job.ident == ident:
+            if which(job):
                 live = self._lanes.live(uid)
                 if job.started and live is not None:
                     with mx.stream(self._lanes.stream):
                         job.ended(live)
                 self._remove(uid)
-                job.sink(Cancelled())
+                job.sink(ending)
 
     def step(self) -> bool:
         """Do what can be done now; False if there is nothing to do but wait."""
+        if self.busy:
+            self._idle_since = time.monotonic()
         try:
             self._tails.store_due(self._is_continued)
             self._insert_prepared()
@@ -141,14 +179,10 @@ class Runner:
 
     def close(self) -> None:
         """End everything; running replies keep what was captured."""
-        jobs = [*self._waiting, *self._active.values()]
+        self._end(lambda _: True, Cancelled())
         if self._preparing is not None:
-            jobs.append(self._preparing[0])
-            self._preparing[0].cancelled = True
             self._preparing[1].exception()  # wait: it may hold a lease
             self._insert_prepared()
-        for job in jobs:
-            self.cancel(job.ident)
         self.store_tails()
         self._lanes.close()
 
@@ -156,10 +190,15 @@ class Runner:
         """Append all that is kept in memory to the cache's queue."""
         self._tails.store_all()
 
+    def drop_tails(self) -> None:
+        """Forget the ends of replies that are in memory only."""
+        self._tails.drop_all()
+
     @property
     def wait(self) -> float | None:
         """Seconds until something is to be done without a new request, or None."""
-        return self._tails.wait
+        waits = (self._tails.wait, self._kept_for)
+        return min((max(0, one) for one in waits if one is not None), default=None)
 
     def _prepare_next(self) -> None:
         if self._preparing is not None or self._prefilling is not None:
@@ -178,10 +217,9 @@ class Runner:
             return not running
         if not running:
             return True
-        if self.model.alone is not None or len(running) >= self._tuning.batch:
+        if self.model.alone is not None or len(running) >= self.tuning.batch:
             return False
-        lengths = [j.final_length for j in (*running, job)]
-        return self._footprint is None or self._footprint.batch(lengths) <= self._budget
+        return self._budget.allows([j.final_length for j in (*running, job)])
 
     def _tail_for(self, request: Request) -> Tail | None:
         if request.policy is Policy.EXACT or request.within is not None:
@@ -202,17 +240,13 @@ class Runner:
     def _prepare(self, job: Job, tail: Tail | None) -> Prepared:
         if self.store is None:
             return NOTHING
-        restorer = Restorer(
-            cache=self.store.cache,
-            namespace=self.store.namespace,
-            request=job.request,
-            owner=job.ident,
-            local=self.store.local,
+        return self.store.prepare(
+            job.request,
+            job.ident,
             numerics=self._numerics,
-            retention=self._tuning.retention,
+            retention=self.tuning.retention,
             tail=tail,
         )
-        return restorer.prepare()
 
     def _insert_prepared(self) -> None:
         if self._preparing is None or not self._preparing[1].done():
@@ -222,19 +256,19 @@ class Runner:
         try:
             prepared = future.result()
             chain = prepared.chain
-            if not job.cancelled:
+            if job.ending is None:
                 self._insert(job, prepared)
                 return
         except Exception as error:  # mlx and files raise what they like
             log.exception("insert_failure", model=self.model.name)
             job.sink(Failed(_failure(error)))
         else:
-            job.sink(Cancelled())
+            job.sink(job.ending)
         if chain is not None:
             chain.close()
 
     def _insert(self, job: Job, prepared: Prepared) -> None:
-        request, tuning = job.request, self._tuning
+        request, tuning = job.request, self.tuning
         restored = prepared.restored
         segments = [request.tokens[restored:]]
         if self.model.layout is not None:
@@ -279,14 +313,10 @@ class Runner:
         return wanted and self._drafting is not None and self._lanes.drafts
 
     def _count(self, job: Job, restored: int) -> None:
-        length = len(job.request.tokens)
-        self.counts.requests += 1
-        self.counts.prompt_tokens += length
-        self.counts.restored_tokens += restored
-        self.counts.computed_tokens += length - restored
-        if job.request.read:
-            self.counts.hits += restored > 0
-            self.counts.misses += restored == 0
+        request = job.request
+        self.counts.add_prompt(len(request.tokens), restored, read=request.read)
+        if self.store is not None and restored:
+            self.store.note_restored(restored)
 
     def _advance(self) -> None:
         with mx.stream(self._lanes.stream):
@@ -330,14 +360,18 @@ class Runner:
         self.counts.failed_captures += job.capture_failed
         if job.recorder is not None:
             self.counts.stripped_points += job.recorder.stripped_points
-        if (tail := self._tail_of(job)) is not None:
-            self._tails.add(tail)
-        else:
+        if (tail := self._tail_of(job)) is None:
             job.close()
+        elif job.request.pin is not None:
+            tail.store(tail.namespace.layout)  # the whole path is to be pinned
+        else:
+            self._tails.add(tail)
 
     def _tail_of(self, job: Job) -> Tail | None:
         """What an ended job leaves in memory; it takes the job's chain over."""
-        if not job.tail or job.recorder is None or self.store is None:
+        if not job.tail or job.recorder is None:
+            return None
+        if self.store is None or not self.store.writable:
             return None
         return Tail(
             namespace=self.store.namespace,

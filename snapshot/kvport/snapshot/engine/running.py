@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.replies import ReplyText
-from kvport.snapshot.engine.requests import Generated, Logprob, Request, Sink
+from kvport.snapshot.engine.requests import (
+    Cancelled,
+    Failed,
+    Generated,
+    Logprob,
+    Request,
+    Sink,
+)
 from kvport.snapshot.engine.steps import Live, Token
 from kvport.snapshot.engine.taken import Taken
 
@@ -39,7 +46,8 @@ class Job:
     """Tokens in the caches once the prompt is: prompt, and reply so far."""
     uid: int | None = None
     started: bool = False
-    cancelled: bool = False
+    ending: Cancelled | Failed | None = None
+    """How it ends once what is prepared for it can be let go."""
     capture_failed: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -3,9 +3,15 @@
 Requests come in from any thread and answer through their sinks. All mlx work happens
 in this one thread, model loading included (lazy arrays belong to the thread that made
 them); reading and verifying stored state happens in a worker thread beside it.
+
+Models come and go while others run. One that is loaded is read in pieces, between the
+steps of running replies. One that is unloaded is not found from then on; its requests
+end, then all of its arrays are freed.
 """
 
 import contextlib
+import gc
+import math
 import queue
 import threading
 import uuid
@@ -15,27 +21,27 @@ from pathlib import Path
 from typing import TypeVar
 
 import attrs
+import mlx.core as mx
 import structlog
 
+from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import Numerics
-from kvport.snapshot.engine.drafting.draft_model import DraftModel
-from kvport.snapshot.engine.drafting.drafter import (
-    DrafterFactory,
-    Drafting,
-    DraftSource,
-)
-from kvport.snapshot.engine.drafting.ngram import NgramDrafter
+from kvport.manifest.tokens import BLOCK_SIZE
+from kvport.snapshot.engine.drafting.source import open_drafting
 from kvport.snapshot.engine.local_identity import FileDigests, numerics
 from kvport.snapshot.engine.mlx_private import conformance
 from kvport.snapshot.engine.models import Model, load_model
 from kvport.snapshot.engine.replies import ReplyText
-from kvport.snapshot.engine.requests import Request, Sink
-from kvport.snapshot.engine.runner import Runner, Store
+from kvport.snapshot.engine.requests import Failed, Request, Sink
+from kvport.snapshot.engine.runner import Runner
 from kvport.snapshot.engine.running import Job, Tap
+from kvport.snapshot.engine.served import Left, Served
+from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tuning import Counts, Tuning
 from kvport.snapshot.errors import (
     BadPromptError,
     EngineStoppedError,
+    ModelUnloadedError,
     OverloadedError,
     PromptTooLargeError,
     UnknownModelError,
@@ -54,13 +60,33 @@ class Ticket:
     """End it; safe from any thread, and after its end."""
 
 
+@attrs.frozen(eq=False)
+class _Leaving:
+    runner: Runner
+    left: Future[Left]
+
+
 class Engine:
     """Models and their running requests."""
 
-    def __init__(self, tuning: Tuning) -> None:
+    def __init__(
+        self, tuning: Tuning, on_idle: Callable[[Left], object] = lambda _: None
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            tuning: of models that are loaded without one.
+            on_idle: told, in a worker thread, of a model that went by itself.
+
+        Raises:
+            EngineConformanceError: mlx-lm is not the one that this was written for.
+        """
         self.tuning = tuning
+        self._on_idle = on_idle
+        self._leaving: list[_Leaving] = []
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._runners: dict[str, Runner] = {}
+        self._counts: dict[str, Counts] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvport-restore")
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="kvport-engine")
@@ -77,6 +103,20 @@ class Engine:
         """Loaded models by name."""
         return {name: runner.model for name, runner in list(self._runners.items())}
 
+    @property
+    def served(self) -> Mapping[str, Served]:
+        """All that is loaded, by name."""
+        return {
+            name: Served(
+                model=runner.model,
+                store=runner.store,
+                tuning=runner.tuning,
+                drafts=runner.drafts,
+                keep_alive=runner.keep_alive,
+            )
+            for name, runner in list(self._runners.items())
+        }
+
     def model(self, name: str) -> Model:
         """A loaded model.
 
@@ -89,13 +129,24 @@ class Engine:
         """Where the model's state is kept; None if it runs uncached."""
         return self._runner(name).store
 
-    def drafts(self, name: str) -> bool:
-        """Whether replies of a model may be drafted."""
-        return self._runner(name).drafts
+    def keep(self, name: str, seconds: float) -> None:
+        """Keep a model for so long without a request; infinity is for ever.
+
+        Raises:
+            UnknownModelError: there is none of this name.
+        """
+        self._runner(name).keep_alive = seconds
+        self._inbox.put(_nothing)
 
     def counts(self, name: str) -> Counts:
-        """What the model's requests asked, restored and computed so far."""
+        """What requests of this name asked, restored and computed since the start."""
         return attrs.evolve(self._runner(name).counts)
+
+    @property
+    def all_counts(self) -> Mapping[str, Counts]:
+        """The same by name, also of models that have gone: they never fall."""
+        found = list(self._counts.items())
+        return {name: attrs.evolve(counts) for name, counts in found}
 
     def load(
         self,
@@ -104,8 +155,13 @@ class Engine:
         files: FileDigests,
         store: Callable[[Model], Store | None],
         tuning: Tuning | None = None,
+        *,
+        keep_alive: float = math.inf,
     ) -> Model:
-        """Load a model and make it ready for requests.
+        """Load a model and make it ready for requests; one call at a time.
+
+        Running replies go on meanwhile: the engine's thread only reads weights, by
+        pieces, and probes.
 
         Args:
             name: what requests call it.
@@ -113,28 +169,59 @@ class Engine:
             files: remembered digests.
             store: gives the place of the model's state once its identity is known.
             tuning: of this model, with the engine's chunk; None for the engine's.
+            keep_alive: seconds without a request after which it goes; infinity if not.
 
         Raises:
             ModelLoadError: mlx-lm cannot load it, or its draft model.
             SettingError: its draft model cannot draft for it.
+            EngineStoppedError: the engine has been shut down.
         """
         own = tuning or self.tuning
+        model = load_model(name, directory, files, own.kv_form, run=self.call)
+        place = store(model)
+        block = place.namespace.block_size if place else BLOCK_SIZE
+        drafting = open_drafting(
+            own.draft, model, files, block_size=block, run=self.call
+        )
 
-        def work() -> Model:
-            model = load_model(name, directory, files, own.kv_form)
-            place = store(model)
+        def serve() -> None:
             self._runners[name] = Runner(
                 model=model,
                 store=place,
+                counts=self._counts.setdefault(name, Counts()),
                 tuning=own,
                 numerics=self.numerics,
                 workers=self._workers,
                 wake=lambda: self._inbox.put(_nothing),
-                drafting=_drafting(own.draft, model, place, files),
+                drafting=drafting,
+                keep_alive=keep_alive,
             )
-            return model
 
-        return self.call(work)
+        self.call(serve)
+        return model
+
+    def unload(self, name: str, *, force: bool = False) -> Left:
+        """Let a model go, and wait until it has gone; others are not concerned.
+
+        It is not found from now on. Its waiting and running requests finish, or end
+        with `ModelUnloadedError` if that is forced; in either case what was captured
+        of them is stored when this returns.
+
+        Raises:
+            UnknownModelError: there is no model of this name.
+            EngineStoppedError: the engine was shut down meanwhile.
+        """
+        left: Future[Left] = Future()
+        error = ModelUnloadedError("the model was unloaded") if force else None
+        self.call(lambda: self._leave(name, left, error))
+        return self._stored(self._result(left))
+
+    def _stored(self, left: Left) -> Left:
+        """Wait for what a model left to be stored, and give that memory back, too."""
+        if left.store is not None:
+            left.store.flush()
+            self.call(mx.clear_cache)
+        return left
 
     def submit(
         self, name: str, request: Request, sink: Sink, tap: Tap | None = None
@@ -170,7 +257,8 @@ class Engine:
         if self._stopping:
             raise EngineStoppedError("the server is shutting down")
         self._inbox.put(lambda: runner.add(job))
-        return Ticket(ident, lambda: self._inbox.put(lambda: runner.cancel(ident)))
+        # Not bound to the runner: whoever keeps a ticket must not keep a model.
+        return Ticket(ident, lambda: self._inbox.put(lambda: self._cancel(ident)))
 
     def close(self) -> None:
         """End running requests, keep what they captured, and stop the thread."""
@@ -193,14 +281,10 @@ class Engine:
             EngineStoppedError: the thread has ended.
         """
         future: Future[T] = Future()
+        self._inbox.put(lambda: settle(future, work))
+        return self._result(future)
 
-        def run() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it goes to the caller
-                future.set_exception(error)
-
-        self._inbox.put(run)
+    def _result(self, future: Future[T]) -> T:
         while not wait([future], timeout=1).done:
             if not self._thread.is_alive() and not future.done():
                 raise EngineStoppedError("the server is shutting down")
@@ -215,6 +299,15 @@ class Engine:
         """
         self.call(self._runner(name).store_tails)
 
+    def drop_tails(self, name: str) -> None:
+        """Have the ends of a model's replies forgotten that are in memory only.
+
+        Raises:
+            UnknownModelError: there is no model of this name.
+            EngineStoppedError: the engine has been shut down.
+        """
+        self.call(self._runner(name).drop_tails)
+
     def _wait(self) -> float | None:
         """Seconds until a runner has something to do by itself."""
         waits = [runner.wait for runner in self._runners.values()]
@@ -223,42 +316,82 @@ class Engine:
     def _loop(self) -> None:
         busy = False
         while not self._stopping:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    work = self._inbox.get(block=not busy, timeout=self._wait())
-                    busy = True
-                    _run(work)
-            worked = [runner.step() for runner in self._runners.values()]
-            busy = any(worked)
-        for runner in self._runners.values():
+            self._take(block=not busy)
+            busy = self._step()
+            self._let_go()
+        for runner in self._all():
             runner.close()
 
+    # In methods of their own: no local variable of the loop may keep a model.
 
-def _drafting(
-    source: DraftSource | None, model: Model, store: Store | None, files: FileDigests
-) -> Drafting | None:
-    """How a model is drafted, None if it is not."""
-    if source is None:
-        return None
-    if model.layout is None or model.layout.head:
-        # State that is not known cannot be stepped back; and in a limited cache what a
-        # token sees depends on how many are evaluated at once: replies would differ.
-        log.warning("model_undrafted", model=model.name)
-        return None
-    drafter: DrafterFactory = NgramDrafter
-    if source.model is not None:
-        drafter = DraftModel(load_model("draft model", source.model, files), model)
-    if store is None:
-        return Drafting(drafter, draft_tokens=source.tokens)
-    return Drafting(drafter, store.namespace.block_size, source.tokens)
+    def _take(self, *, block: bool) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work = self._inbox.get(block=block, timeout=self._wait())
+                block = False
+                _run(work)
+
+    def _step(self) -> bool:
+        worked = [runner.step() for runner in self._all()]
+        return any(worked)
+
+    def _all(self) -> list[Runner]:
+        leaving = (one.runner for one in self._leaving)
+        return [*self._runners.values(), *leaving]
+
+    def _cancel(self, ident: str) -> None:
+        for runner in self._all():
+            runner.cancel(ident)
+
+    def _leave(self, name: str, left: Future[Left], error: KvportError | None) -> None:
+        runner = self._runner(name)
+        del self._runners[name]
+        self._leaving.append(_Leaving(runner, left))
+        runner.leave(None if error is None else Failed(error))
+
+    def _let_go(self) -> None:
+        """Let idle models leave whose time has come; free those that have left."""
+        for name in [n for n, runner in self._runners.items() if runner.overdue]:
+            left: Future[Left] = Future()
+            left.add_done_callback(self._tell_idle)
+            self._leave(name, left, None)
+        told = []
+        for one in [one for one in self._leaving if not one.runner.busy]:
+            self._leaving.remove(one)
+            _run(one.runner.close)
+            told.append((one.left, one.runner.left))
+            del one
+        if told:
+            # Modules and generators refer to themselves.
+            gc.collect()
+            mx.clear_cache()
+        for future, what in told:
+            future.set_result(what)
+
+    def _tell_idle(self, left: Future[Left]) -> None:
+        def tell() -> None:
+            with contextlib.suppress(EngineStoppedError):
+                self._on_idle(self._stored(left.result()))
+
+        self._workers.submit(_run, tell)
 
 
-def _run(work: Callable[[], None]) -> None:
+def _run(work: Callable[[], object]) -> None:
     """The engine's thread outlives any defect of a single call."""
     try:
         work()
     except Exception:
         log.exception("engine_defect")
+
+
+def settle(future: Future[T], work: Callable[[], T]) -> None:
+    """Run something; what it returns or raises is the future's from then on."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - it goes to whoever waits
+        future.set_exception(error)
 
 
 def _nothing() -> None:

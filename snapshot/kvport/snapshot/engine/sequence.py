@@ -24,7 +24,7 @@ import mlx.core as mx
 from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.steps import Sampler
 from kvport.snapshot.state.rollback import Snapshot, can_cut, cut
-from kvport.snapshot.state.untyped import Cache, Model
+from kvport.snapshot.state.untyped import Cache, Model, token_ids
 
 
 class SoloSequence:
@@ -181,17 +181,12 @@ class SoloSequence:
         first = mx.argmax(rows, axis=-1) if sampler is None else sampler(rows[:1])
         mx.eval(first, rows, [cache.state for cache in self.caches])
         self.held += len(tokens)
-        found, accepted = _ids(first), 0
+        found, accepted = token_ids(first), 0
         for guess in guesses:
             if guess != found[accepted]:
                 break
             accepted += 1
             # A sampler draws once per token, in order: a seed gives the same reply.
             if sampler is not None:
-                found += _ids(sampler(rows[accepted : accepted + 1]))
+                found += token_ids(sampler(rows[accepted : accepted + 1]))
         return found[: accepted + 1], rows
-
-
-def _ids(drawn: mx.array) -> list[int]:
-    ids: list[int] = drawn.tolist()  # type: ignore[assignment]
-    return ids

@@ -136,6 +136,12 @@ class Tails:
         for tail in list(self._due):
             self._store(tail)
 
+    def drop_all(self) -> None:
+        """Forget all of them: what they hang on is about to be removed on purpose."""
+        for tail in self._due:
+            tail.drop()
+        self._due.clear()
+
     @property
     def wait(self) -> float | None:
         """Seconds until one is due; None without any."""

@@ -54,3 +54,19 @@ class Counts:
     """Stride points that replies did not get, since the next turn drops them."""
     superseded_replies: int = 0
     """Ends of replies that were never stored, since the next turn went beyond them."""
+
+    def add_prompt(self, length: int, restored: int, *, read: bool) -> None:
+        """Count a request whose prompt is computed from `restored` on.
+
+        Args:
+            length: tokens of the prompt.
+            restored: of these.
+            read: whether any might have been restored.
+        """
+        self.requests += 1
+        self.prompt_tokens += length
+        self.restored_tokens += restored
+        self.computed_tokens += length - restored
+        if read:
+            self.hits += restored > 0
+            self.misses += restored == 0

@@ -31,7 +31,7 @@ from kvport.manifest.layout import (
     StateLayout,
 )
 from kvport.snapshot.errors import UnsupportedModelError
-from kvport.snapshot.state.untyped import Cache
+from kvport.snapshot.state.untyped import Cache, set_ring_index
 
 KIND_OF_TYPE: Final[dict[type, CacheKind]] = {
     KVCache: CacheKind.KV,
@@ -174,7 +174,7 @@ def _rebuild_one(
             return cache
         case CacheKind.ROTATING:
             cache = RotatingKVCache(layout.window, layout.keep)
-            cache._idx = arrays[0].shape[2]  # noqa: SLF001 - no argument for it
+            set_ring_index(cache, arrays[0].shape[2])
         case CacheKind.CHUNKED:
             cache = ChunkedKVCache(layout.window)
             cache.start_position = position - arrays[0].shape[2]

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import (
 )
 
 from kvport.snapshot.errors import PromptCacheError
-from kvport.snapshot.state.untyped import Cache
+from kvport.snapshot.state.untyped import Cache, ring_index
 
 
 class Form(StrEnum):
@@ -70,8 +70,7 @@ def _numbers(cache: Cache) -> Any:  # noqa: ANN401 - texts and lists of them
         return [names, [_numbers(member) for member in cache.caches]]
     found: tuple[int, ...] = ()
     if isinstance(cache, RotatingKVCache):
-        index = cache._idx  # noqa: SLF001 - no public name
-        found = (cache.keep, cache.max_size, cache.offset, index)
+        found = (cache.keep, cache.max_size, cache.offset, ring_index(cache))
     elif isinstance(cache, QuantizedKVCache):
         found = (cache.offset, cache.group_size, cache.bits)
     elif isinstance(cache, ChunkedKVCache):

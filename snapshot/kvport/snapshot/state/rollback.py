@@ -24,7 +24,7 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 from kvport.manifest.layout import CLASS_OF_KIND, CacheKind, LayerClass
 from kvport.snapshot.errors import UnsupportedModelError
 from kvport.snapshot.state.kinds import KIND_OF_TYPE, flatten
-from kvport.snapshot.state.untyped import Cache
+from kvport.snapshot.state.untyped import Cache, ring_index, set_ring_index
 
 
 def can_cut(caches: Sequence[Cache]) -> bool:
@@ -58,7 +58,7 @@ def cut(caches: Sequence[Cache], count: int) -> None:
                 cache.keys = cache.keys[..., :-count, :]
                 cache.values = cache.values[..., :-count, :]
                 cache.offset -= count
-                cache._idx = cache.keys.shape[2]  # noqa: SLF001 - no public name
+                set_ring_index(cache, cache.keys.shape[2])
         else:
             cache.trim(count)
 
@@ -85,7 +85,7 @@ def _way_back(cache: Cache) -> Callable[[], None]:
                 keys=_alias(cache.keys),
                 values=_alias(cache.values),
                 offset=cache.offset,
-                _idx=cache._idx,  # noqa: SLF001 - no public name
+                _idx=ring_index(cache),
             )
         case ChunkedKVCache():
             # Rows are only appended, but those at the front go: into new arrays.

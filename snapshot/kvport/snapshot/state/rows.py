@@ -17,7 +17,7 @@ from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache
 
 from kvport.manifest.layout import BlobClass, CacheKind, CacheLayout, StateLayout
 from kvport.snapshot.state.kinds import flatten, leaves
-from kvport.snapshot.state.untyped import Cache
+from kvport.snapshot.state.untyped import Cache, ring_index
 
 Leaves = dict[tuple[int, int], mx.array]
 """Arrays by (index of the cache in the layout, index of the leaf)."""
@@ -132,4 +132,4 @@ def _tail(cache: Cache) -> int:
         return int(cache.offset - cache.start_position)
     if isinstance(cache, (KVCache, QuantizedKVCache)):
         return int(cache.offset)
-    return int(cache._idx)  # noqa: SLF001 - no public name
+    return ring_index(cache)

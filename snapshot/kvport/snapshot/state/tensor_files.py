@@ -5,16 +5,17 @@ the last one, keys that occur twice, fields that nobody knows. So there is one w
 read a file, and its tensors need no more memory than the file has bytes.
 """
 
-import json
 import math
 import os
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any, BinaryIO, Final, NoReturn, Self
+from typing import Any, BinaryIO, Final, Self
 
 import attrs
 
+from kvport.manifest.canonical import unambiguous_loads
+from kvport.manifest.errors import FormatError
 from kvport.manifest.layout import DTYPE_BYTES
 from kvport.manifest.limits import MIB
 from kvport.snapshot.errors import PromptCacheError
@@ -22,7 +23,6 @@ from kvport.snapshot.errors import PromptCacheError
 _HEADER_BYTES: Final = 2 * MIB
 _METADATA: Final = "__metadata__"
 _NAME: Final = re.compile(r"(0|[1-9][0-9]{0,4})(\.(0|[1-9][0-9]{0,4})){0,15}", re.ASCII)
-_DIGITS: Final = 16
 _RANK: Final = 8
 
 
@@ -97,35 +97,12 @@ class TensorFile:
 
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=_refuse,
-            parse_constant=_refuse,
-        )
-    except (ValueError, RecursionError) as error:
+        value = unambiguous_loads(data)
+    except FormatError as error:
         raise PromptCacheError("the file's header is not its one JSON form") from error
     if not isinstance(value, dict):
         raise PromptCacheError("the file's header is not an object")
     return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("duplicate key")
-    return value
-
-
-def _integer(text: str) -> int:
-    if len(text) > _DIGITS:
-        raise ValueError("an integer has too many digits")
-    return int(text)
-
-
-def _refuse(_text: str) -> NoReturn:
-    raise ValueError("a number is not an integer")
 
 
 def _tensor(name: str, found: object, base: int) -> Tensor:

@@ -1,26 +1,35 @@
-"""Why there is nothing to export: never computed, removed, or without restore point."""
+"""Why there is nothing to export: not allowed, never computed, gone, without point."""
 
 from kvport.manifest.digests import Key
 from kvport.manifest.tokens import TOKEN_SIZE, KeyChain
 from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.policy import Tier
 from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.errors import (
     EvictedError,
     NeverComputedError,
     NothingRestorableError,
     NotRestorableError,
+    TierError,
 )
 from kvport.snapshot.transfer.ledger import Ledger
 
 
 def why_nothing(
     cache: Cache, ledger: Ledger, namespace: Namespace, tokens: bytes
-) -> NothingRestorableError:
+) -> NothingRestorableError | TierError:
     """The error that says why no prefix of these tokens can be exported.
+
+    A tier first: while it holds, to send the prompt again is no help.
 
     Raises:
         StorageError: the ledger or the index could not be read.
     """
+    match cache.settings(namespace.id).tier:
+        case Tier.OFF:
+            return TierError("its tier is off: what is stored is not restored")
+        case Tier.READ_ONLY:
+            return TierError("no prefix is restorable, and as read-only gets none")
     stored = cache.longest(namespace, tokens)
     keys = _likely_keys(namespace, tokens, stored)
     if (reason := ledger.was_removed(namespace.id, keys)) is not None:

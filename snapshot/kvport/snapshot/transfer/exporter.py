@@ -1,7 +1,8 @@
 """Export: the longest restorable prefix of some tokens, as a signed container.
 
 In: tokens. Out: a stream of bytes whose exact length is known before the first one. The
-path is leased from opening until the stream has ended, so that eviction passes it by.
+path is leased from opening until the stream has ended, so that eviction passes it by;
+a client that stalls for too long finds that its lease ran out, and the stream ends.
 Blobs are read in pieces and checked while they are sent, so that a damaged one never
 leaves whole, and ends the stream. Compressed ones are encoded twice: for their sizes,
 which are signed, and when they are sent.
@@ -13,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from kvport.manifest.codec import Codec
-from kvport.manifest.digests import ArtifactId, format_digest
+from kvport.manifest.digests import ArtifactId, BlobDigest, format_digest
 from kvport.manifest.envelope import seal
 from kvport.manifest.keys import PublicKey
 from kvport.manifest.model import FORMAT_VERSION, Manifest
@@ -23,7 +24,7 @@ from kvport.manifest.ustar import TOKENS_NAME, TRAILER, header, padding
 from kvport.manifest.verify import BlobEntry, VerifiedManifest, verify
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.leases import Lease
-from kvport.snapshot.cache.records import Namespace, NodeRecord, Selection
+from kvport.snapshot.cache.records import BlobRef, Namespace, NodeRecord, Selection
 from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
@@ -44,6 +45,8 @@ from kvport.snapshot.transfer.tail import lease_whole_path
 __all__ = ["Export", "Issue", "open_export", "reopen_export"]
 
 _OWNER: Final = "export"
+STALLED: Final = 300
+"""Seconds that a client may take for one piece of the stream."""
 
 
 class Export:
@@ -64,21 +67,22 @@ class Export:
         model_name: str,
         verified: VerifiedManifest,
         path: Sequence[NodeRecord],
+        tokens: bytes,
         lease: Lease,
     ) -> None:
-        """Take over the lease on the path that was signed.
+        """Take over the lease on the path that was signed, with its encoded ids.
 
         Raises:
             GoneError: a blob that was signed is not on the path any more.
         """
-        self._refs = {ref.digest: ref for node in path for ref in node.blobs}
+        self._refs = _refs(path)
         if not all(
             entry.digest in self._refs
             for entry in verified.entries()
             if isinstance(entry, BlobEntry)
         ):
             raise GoneError("a blob of the path was removed")
-        self._tokens = b"".join(node.tokens for node in path)
+        self._tokens = tokens
         self._cache = cache
         self._namespace = namespace
         self._model_name = model_name
@@ -109,22 +113,14 @@ class Export:
 
         Raises:
             DamagedError: a blob is damaged; what was sent is not an artifact.
-            GoneError: the export was closed, or a blob was removed in spite of it.
+            GoneError: the export was closed, the client took more than `STALLED`
+                seconds for a piece, or a blob was removed in spite of the lease.
         """
         try:
-            if self._lease.tip != self._tip:
-                raise GoneError("the export was closed")
-            for entry in self._verified.entries():
-                yield header(entry.name, entry.size)
-                if isinstance(entry, BlobEntry):
-                    yield from self._blob(entry)
-                elif entry.name == TOKENS_NAME:
-                    yield self._tokens
-                else:
-                    yield self._verified.envelope
-                if gap := padding(entry.size):
-                    yield gap
-            yield TRAILER
+            for piece in self._pieces():
+                # After it was read: what was not held any more is not sent.
+                self._lease.renew(STALLED)
+                yield piece
         finally:
             self.close()
 
@@ -154,7 +150,7 @@ class Export:
             recorded=now,
             encoder=ENCODER if self._is_encoded else "",
         )
-        ledger.keep_exported(record, self._verified.envelope)
+        ledger.keep_exported(record, self._verified.envelope, self._tokens)
 
     @property
     def _is_encoded(self) -> bool:
@@ -162,6 +158,20 @@ class Export:
             isinstance(entry, BlobEntry) and entry.codec is not Codec.NONE
             for entry in self._verified.entries()
         )
+
+    def _pieces(self) -> Iterator[bytes]:
+        self._lease.check()
+        for entry in self._verified.entries():
+            yield header(entry.name, entry.size)
+            if isinstance(entry, BlobEntry):
+                yield from self._blob(entry)
+            elif entry.name == TOKENS_NAME:
+                yield self._tokens
+            else:
+                yield self._verified.envelope
+            if gap := padding(entry.size):
+                yield gap
+        yield TRAILER
 
     def _blob(self, entry: BlobEntry) -> Iterator[bytes]:
         ref, left = self._refs[entry.digest], entry.size
@@ -198,7 +208,8 @@ def open_export(
         KvportError: as of `lease_whole_path`.
     """
     limit = len(tokens) // TOKEN_SIZE
-    match = cache.match(namespace, tokens, Selection(limit=limit, local=issue.issuer))
+    chosen = Selection(limit=limit, local=issue.issuer)
+    match = cache.match(namespace, tokens, chosen, count=False)
     if match is None:
         raise why_nothing(cache, ledger, namespace, tokens)
     lease = lease_whole_path(
@@ -215,7 +226,7 @@ def open_export(
         prefix = tokens[: path[-1].end * TOKEN_SIZE]
         manifest = write_manifest(namespace, path, prefix, issue)
         if issue.compress:
-            manifest = compress(cache, namespace, manifest)
+            manifest = compress(cache, namespace, manifest, _refs(path))
         envelope = seal(manifest.encode(), [issue.signer])
         verified = _verify_own(envelope, issue.signer.public, issue.now, manifest)
         export = Export(
@@ -224,6 +235,7 @@ def open_export(
             model_name=issue.model_name,
             verified=verified,
             path=path,
+            tokens=prefix,
             lease=lease,
         )
         undo.pop_all()
@@ -277,12 +289,17 @@ def reopen_export(
                 model_name=record.model,
                 verified=verified,
                 path=path,
+                tokens=ledger.prefix(record, manifest),
                 lease=lease,
             )
         except GoneError as error:
             raise ArtifactGoneError("the artifact's state was removed") from error
         undo.pop_all()
     return export
+
+
+def _refs(path: Sequence[NodeRecord]) -> dict[BlobDigest, BlobRef]:
+    return {ref.digest: ref for node in path for ref in node.blobs}
 
 
 def _verify_own(

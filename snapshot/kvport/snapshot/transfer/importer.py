@@ -10,8 +10,8 @@ claims, so that nobody's state passes for this node's own.
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,13 +26,15 @@ from kvport.manifest.trust import TrustList
 from kvport.manifest.verify import VerifiedManifest, VerifiedNode
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Admitted, BlobRef, NodeRecord, Selection
-from kvport.snapshot.errors import GoneError, TooLargeError
+from kvport.snapshot.errors import GoneError, StorageError, TooLargeError
 from kvport.snapshot.transfer.container import ContainerReader, Receiver
 from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger
 from kvport.snapshot.transfer.matching import LocalModel, verify_for
 from kvport.snapshot.transfer.staging import Staging
 
 __all__ = ["Import", "ImportResult", "LocalModel"]
+
+_OWNER: Final = "import"
 
 
 @attrs.frozen
@@ -104,12 +106,14 @@ class Import:
         """Take the next bytes of the container.
 
         Raises:
+            CacheAbsentError: the cache's volume went away; likewise.
             KvportError: a subclass; the import has been aborted.
         """
         with self._lock:
             reader = self._open_reader()
             try:
-                reader.feed(chunk)
+                with self._at_cache():
+                    reader.feed(chunk)
             except BaseException:
                 self._discard()
                 raise
@@ -118,14 +122,16 @@ class Import:
         """Say that there are no more bytes: admit, and prove it.
 
         Raises:
-            GoneError: the state was evicted before it could be looked up.
+            GoneError: the state was cleared before it could be looked up.
+            CacheAbsentError: the cache's volume went away; the import has been aborted.
             KvportError: another subclass; the import has been aborted.
         """
         with self._lock:
             reader = self._open_reader()
             try:
-                reader.finish()
-                return self._admit()
+                with self._at_cache():
+                    reader.finish()
+                    return self._admit()
             finally:
                 self._discard()
 
@@ -133,6 +139,15 @@ class Import:
         """Remove what is staged; does nothing after the end."""
         with self._lock:
             self._discard()
+
+    @contextmanager
+    def _at_cache(self) -> Iterator[None]:
+        """Tell a volume that is gone from one that refused something."""
+        try:
+            yield
+        except StorageError:
+            self._cache.check()
+            raise
 
     def _open_reader(self) -> ContainerReader:
         if self._reader is None:
@@ -169,11 +184,12 @@ class Import:
         issuer = verified.manifest.issuer.key_id
         nodes = _records(staging.nodes, staging.tokens, issuer)
         staging.flush()
+        namespace = accepted.model.namespace
         with self._ledger.admission(self._record(accepted), verified.envelope):
-            admitted = self._cache.admit(
-                accepted.model.namespace, nodes, staging.files, room
-            )
-        return self._prove(accepted, admitted)
+            admitted = self._cache.admit(namespace, nodes, staging.files, room)
+        # The proof waits for what others store: that must not evict it.
+        with self._cache.lease(namespace, nodes[-1].id, _OWNER):
+            return self._prove(accepted, admitted)
 
     def _prove(self, accepted: _Accepted, admitted: Admitted) -> ImportResult:
         """Look the prefix up, on the artifact's own path."""
@@ -184,7 +200,9 @@ class Import:
             within=frozenset(node.id for node in nodes),
         )
         tokens = accepted.staging.tokens
-        match = self._cache.match(accepted.model.namespace, tokens, selection)
+        match = self._cache.match(
+            accepted.model.namespace, tokens, selection, count=False
+        )
         restored = match.position if match else 0
         if restored < verified.manifest.prefix.tokens:
             raise GoneError("the state was removed right after it was admitted")

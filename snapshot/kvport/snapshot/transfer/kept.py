@@ -13,15 +13,16 @@ import attrs
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.keys import PublicKey
 from kvport.manifest.nodes import NodeId
-from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
+    CacheAbsentError,
     GoneError,
 )
 from kvport.snapshot.transfer.exporter import Export, reopen_export
 from kvport.snapshot.transfer.issue import restorable
 from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger
+from kvport.snapshot.volume import Volume
 
 
 @attrs.frozen
@@ -38,13 +39,13 @@ class Artifacts:
     def __init__(
         self,
         *,
-        cache: Cache,
+        volume: Volume,
         ledger: Ledger,
         scope: str,
         key: PublicKey,
         now: Callable[[], datetime],
     ) -> None:
-        self._cache: Final = cache
+        self._volume: Final = volume
         self._ledger: Final = ledger
         self._scope: Final = scope
         self._key: Final = key
@@ -65,15 +66,17 @@ class Artifacts:
             ArtifactUnknownError: it was not kept.
             ArtifactGoneError: its state was removed since.
             ExpiredError: nobody could import it any more.
+            CacheAbsentError: there is no cache at present.
         """
-        return reopen_export(
-            self._cache,
-            self._ledger,
-            artifact,
-            scope=self._scope,
-            key=self._key,
-            now=self._now(),
-        )
+        with self._volume.using() as cache:
+            return reopen_export(
+                cache,
+                self._ledger,
+                artifact,
+                scope=self._scope,
+                key=self._key,
+                now=self._now(),
+            )
 
     def find(self, artifact: ArtifactId) -> ArtifactRecord:
         """What is known of one artifact whose state is stored.
@@ -81,13 +84,14 @@ class Artifacts:
         Raises:
             ArtifactUnknownError: it was neither kept nor admitted here.
             ArtifactGoneError: its state was removed since.
+            CacheAbsentError: there is no cache at present.
         """
         record = self._record(artifact)
         self._path(record)
         return record
 
     def all(self) -> list[Known]:
-        """All of them, newest first."""
+        """All of them, newest first; none is stored while there is no cache."""
         return [
             Known(record, stored=self._is_stored(record))
             for record in self._ledger.artifacts(self._scope)
@@ -99,6 +103,7 @@ class Artifacts:
         Raises:
             ArtifactUnknownError: it was neither kept nor admitted here.
             ArtifactGoneError: its state was removed since.
+            CacheAbsentError: there is no cache at present.
         """
         return self._path(self._record(artifact))
 
@@ -112,14 +117,15 @@ class Artifacts:
     def _is_stored(self, record: ArtifactRecord) -> bool:
         try:
             self._path(record)
-        except ArtifactGoneError:
+        except (ArtifactGoneError, CacheAbsentError):
             return False
         return True
 
     def _path(self, record: ArtifactRecord) -> frozenset[NodeId]:
         try:
             namespace = self._ledger.namespace(record)
-            path = self._cache.path(namespace, record.tip)
+            with self._volume.using() as cache:
+                path = cache.path(namespace, record.tip)
         except GoneError as error:
             raise ArtifactGoneError("the artifact's state was removed") from error
         if not restorable(namespace.layout, path)[-1]:

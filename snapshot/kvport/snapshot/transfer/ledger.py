@@ -13,6 +13,7 @@ computed. They are bounded, and kept per namespace: no scope learns of another's
 
 import contextlib
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,7 +24,7 @@ import attrs
 import structlog
 
 from kvport.manifest.canonical import strict_loads
-from kvport.manifest.digests import ArtifactId, Key
+from kvport.manifest.digests import ArtifactId, Key, blob_digest
 from kvport.manifest.envelope import open_envelope
 from kvport.manifest.identity import KeyId
 from kvport.manifest.model import Manifest
@@ -44,13 +45,15 @@ _COLUMNS: Final = (
 _TIMES: Final = ("created", "expires", "recorded")
 _PUT: Final = """
 INSERT OR REPLACE INTO artifact (id, direction, namespace, scope, model, issuer,
-    created, expires, tokens, size, tip, recorded, encoder, envelope, status)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    created, expires, tokens, size, tip, recorded, encoder, envelope, prefix, status)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _FORGET: Final = "DELETE FROM artifact WHERE id = ? AND direction = ? AND scope = ?"
 _SETTLE: Final = """
 UPDATE artifact SET status = 'admitted' WHERE id = ? AND direction = ? AND scope = ?"""
 _ENVELOPE: Final = """
 SELECT envelope FROM artifact WHERE id = ? AND direction = ? AND scope = ?"""
+_PREFIX: Final = """
+SELECT prefix FROM artifact WHERE id = ? AND direction = ? AND scope = ?"""
 
 _log = structlog.get_logger(__name__)
 
@@ -124,10 +127,17 @@ class Ledger:
 
     # Artifacts.
 
-    def keep_exported(self, record: ArtifactRecord, envelope: bytes) -> None:
+    def keep_exported(
+        self, record: ArtifactRecord, envelope: bytes, tokens: bytes
+    ) -> None:
         """Record an export, so that it can be asked for again until it expires.
 
         Exports that have expired by now are forgotten.
+
+        Args:
+            record: what it is.
+            envelope: its signed bytes.
+            tokens: encoded ids of its prefix, which the cache does not keep together.
 
         Raises:
             StorageError: the ledger could not be written.
@@ -137,7 +147,7 @@ class Ledger:
                 "DELETE FROM artifact WHERE direction = ? AND expires <= ?",
                 (Direction.EXPORTED, format_time(record.recorded)),
             )
-            self._put(record, envelope, _Status.ADMITTED)
+            self._put(record, envelope, _Status.ADMITTED, zlib.compress(tokens))
 
     @contextlib.contextmanager
     def admission(self, record: ArtifactRecord, envelope: bytes) -> Iterator[None]:
@@ -193,6 +203,21 @@ class Ledger:
         if not found:
             raise StorageError("the artifact's record went")
         return bytes(found[0][0])
+
+    def prefix(self, record: ArtifactRecord, manifest: Manifest) -> bytes:
+        """Encoded ids of a kept export's prefix, as its manifest has signed them.
+
+        Raises:
+            StorageError: the ledger could not be read, or is damaged.
+        """
+        found = self._all(_PREFIX, _name(record))
+        try:
+            tokens = zlib.decompressobj().decompress(found[0][0], manifest.prefix.size)
+        except (IndexError, TypeError, zlib.error) as error:
+            raise StorageError("the artifact's tokens cannot be read") from error
+        if blob_digest(tokens) != manifest.prefix.digest:
+            raise StorageError("the artifact's tokens are damaged")
+        return tokens
 
     def namespace(self, record: ArtifactRecord) -> Namespace:
         """The namespace that an artifact's state is in.
@@ -266,11 +291,18 @@ class Ledger:
 
     # Internals.
 
-    def _put(self, record: ArtifactRecord, envelope: bytes, status: _Status) -> None:
+    def _put(
+        self,
+        record: ArtifactRecord,
+        envelope: bytes,
+        status: _Status,
+        prefix: bytes = b"",
+    ) -> None:
         values = attrs.asdict(record)
         for name in _TIMES:
             values[name] = format_time(values[name])
-        self._all(_PUT, (*(values[name] for name in _COLUMNS), envelope, status))
+        columns = (values[name] for name in _COLUMNS)
+        self._all(_PUT, (*columns, envelope, prefix, status))
 
     def _forget(self, record: ArtifactRecord) -> None:
         with self._transaction():

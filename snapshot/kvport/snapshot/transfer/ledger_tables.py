@@ -12,7 +12,7 @@ from typing import Final
 from kvport.snapshot.cache.schema import storage_errors
 from kvport.snapshot.errors import StorageError
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the tables, as SQLite's `user_version`."""
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -34,7 +34,8 @@ CREATE TABLE artifact (
     scope TEXT NOT NULL, model TEXT NOT NULL, issuer TEXT NOT NULL,
     created TEXT NOT NULL, expires TEXT NOT NULL, tokens INTEGER NOT NULL,
     size INTEGER NOT NULL, tip BLOB NOT NULL, envelope BLOB NOT NULL,
-    recorded TEXT NOT NULL, encoder TEXT NOT NULL, status TEXT NOT NULL,
+    prefix BLOB NOT NULL, recorded TEXT NOT NULL, encoder TEXT NOT NULL,
+    status TEXT NOT NULL,
     PRIMARY KEY (id, direction, scope)
 );
 CREATE TABLE removed (

@@ -4,8 +4,7 @@ In: references to stored blobs. Out: the bytes that stand in the container. The 
 a blob's bytes is only given out once all of them were found right.
 """
 
-from collections.abc import Iterator
-from io import FileIO
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -17,6 +16,7 @@ from kvport.manifest.layout import BlobLayout
 from kvport.manifest.limits import MIB
 from kvport.manifest.model import Manifest
 from kvport.manifest.parts import Blob
+from kvport.snapshot.cache.blob_stream import BlobStream
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import BlobRef, Namespace
 from kvport.snapshot.errors import DamagedError
@@ -56,17 +56,23 @@ def encoded(
     yield encoder.finish()
 
 
-def compress(cache: Cache, namespace: Namespace, manifest: Manifest) -> Manifest:
+def compress(
+    cache: Cache,
+    namespace: Namespace,
+    manifest: Manifest,
+    refs: Mapping[BlobDigest, BlobRef],
+) -> Manifest:
     """The manifest with each blob encoded that is smaller so; errors as of `plain`.
 
-    All blobs are read and encoded, for their sizes; nothing of them is kept.
+    All blobs are read and encoded, for their sizes; nothing of them is kept. `refs` are
+    those of the path.
     """
     sizes: dict[BlobDigest, int] = {}
 
     def encode(blob: Blob, rows: int) -> Blob:
         if (size := sizes.get(blob.digest)) is None:
             layout = namespace.layout.blob(blob.blob_class, rows)
-            ref = BlobRef(blob.blob_class, blob.digest, blob.size)
+            ref = refs[blob.digest]
             size = sum(map(len, encoded(cache, namespace, ref, layout)))
             sizes[blob.digest] = size
         if size >= blob.size:
@@ -86,9 +92,9 @@ def compress(cache: Cache, namespace: Namespace, manifest: Manifest) -> Manifest
     )
 
 
-def _read(file: FileIO, size: int) -> bytes:
+def _read(file: BlobStream, size: int) -> bytes:
     """The next bytes; none at the end, or where the medium fails."""
     try:
-        return file.read(size)
+        return file.read(size) or b""
     except OSError:
         return b""

@@ -23,6 +23,7 @@ from kvport.manifest.verify import BlobEntry, VerifiedNode
 from kvport.snapshot.cache.account import NODE_BYTES, Reservation
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.files import flush, storage_io
+from kvport.snapshot.cache.leases import LEASE_SECONDS, Lease
 from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.errors import GoneError
 
@@ -52,6 +53,7 @@ class Staging:
         self._directory = Path()
         self._missing: dict[BlobDigest, int] = {}
         self._writing: tuple[BlobDigest, BinaryIO] | None = None
+        self._lease: Lease | None = None
         self._undo = contextlib.ExitStack()
 
     def begin(self, nodes: Sequence[VerifiedNode], tokens: bytes) -> None:
@@ -84,9 +86,12 @@ class Staging:
         """Open a file for the blob, if it is missing.
 
         Raises:
+            GoneError: the upload took so long that what is stored is not held any more.
             DiskFullError: the volume is full.
             StorageError: the volume refused.
         """
+        if self._lease is not None:
+            self._lease.renew(LEASE_SECONDS)
         if entry.digest in self._missing:
             with storage_io():
                 path = self._directory / entry.digest.hex()
@@ -159,6 +164,8 @@ class Staging:
                 high = middle - 1
             else:
                 low = middle
+        if low:
+            self._lease = lease
         return low
 
     def _held(self, stored: int) -> frozenset[BlobDigest]:

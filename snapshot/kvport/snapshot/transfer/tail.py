@@ -2,35 +2,48 @@
 
 Where all layers are full, every row is a restore point, and tokens may part inside a
 stored segment. An export's path consists of whole nodes, so the rows up to there are
-stored once more, beside the segment that they come from.
+stored once more, beside the segment that they come from; where the namespace's settings
+forbid that, the path ends before that segment.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import Provenance
 from kvport.manifest.layout import BlobClass, StateLayout, row_axis
+from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import TOKEN_SIZE, prefix_keys
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.leases import Lease
 from kvport.snapshot.cache.records import Match, Namespace, NewSegment
 from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.errors import (
+    CacheAbsentError,
     CapacityError,
     DiskFullError,
     EngineStoppedError,
     GoneError,
+    NotRestorableError,
+    QuotaError,
     StorageError,
+    TierError,
 )
 
-_ERRORS: Final[Mapping[SkipReason, type[KvportError]]] = {
+_ERRORS: Final[dict[SkipReason, type[KvportError]]] = {
     SkipReason.CAPACITY: CapacityError,
     SkipReason.DISK_FULL: DiskFullError,
     SkipReason.GONE: GoneError,
     SkipReason.CLOSED: EngineStoppedError,
+    SkipReason.DEADLINE: EngineStoppedError,
+    SkipReason.ABSENT: CacheAbsentError,
 }
+_FORBIDDEN: Final[dict[SkipReason, type[KvportError]]] = {
+    SkipReason.QUOTA: QuotaError,
+    SkipReason.TIER: TierError,
+    SkipReason.WRITE_BUDGET: NotRestorableError,
+}
+"""By what is set of the namespace; raised if there is no whole node to end with."""
 
 
 def lease_whole_path(
@@ -43,6 +56,8 @@ def lease_whole_path(
     owner: str,
 ) -> Lease:
     """Lease a path of whole nodes that ends at the match's position.
+
+    Or at the last whole node's end, where nothing may be stored.
 
     Args:
         cache: where the match is from.
@@ -57,6 +72,9 @@ def lease_whole_path(
         DamagedError: the segment to be cut is damaged.
         CapacityError: there is no room for the cut segment.
         DiskFullError: likewise.
+        TierError: it may not be stored, and there is no whole node.
+        QuotaError: likewise.
+        NotRestorableError: likewise.
         StorageError: the volume failed.
     """
     last = match.nodes[-1]
@@ -67,8 +85,10 @@ def lease_whole_path(
         chain.append(_cut(cache, namespace, tokens, match, provenance))
         cache.flush()
         if chain.broken is not None:
-            error = _ERRORS.get(SkipReason(chain.broken), StorageError)
-            raise error("the last rows could not be stored as a segment")
+            reason = SkipReason(chain.broken)
+            if reason not in _FORBIDDEN or last.parent == ROOT_NODE:
+                error = (_ERRORS | _FORBIDDEN).get(reason, StorageError)
+                raise error("the last rows could not be stored as a segment")
         return cache.lease(namespace, chain.tip, owner)
     finally:
         chain.close()

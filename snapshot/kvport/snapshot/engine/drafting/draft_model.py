@@ -9,7 +9,7 @@ from kvport.snapshot.engine.models import Model
 from kvport.snapshot.errors import SettingError
 from kvport.snapshot.state.probe import make_caches
 from kvport.snapshot.state.rollback import Snapshot
-from kvport.snapshot.state.untyped import Cache
+from kvport.snapshot.state.untyped import Cache, token_ids
 from kvport.snapshot.state.untyped import Model as Module
 
 _PROMPT: Final = 1024
@@ -70,8 +70,7 @@ class DraftModelDrafter:
         drafts = mx.concatenate(proposed)
         snapshot.restore()
         mx.eval(drafts, [cache.state for cache in self._caches])
-        found: list[int] = drafts.tolist()  # type: ignore[assignment]
-        return found
+        return token_ids(drafts)
 
     def _likeliest(self, tokens: mx.array) -> mx.array:
         """The likeliest token after these, shape [1], not computed yet."""

@@ -52,8 +52,10 @@ class Drafting:
         drafter: makes the drafter of a new sequence.
         block_size: no verify reaches beyond a multiple of this many tokens.
         draft_tokens: guesses in one verify, at most.
+        nbytes: bytes of the draft model's weights.
     """
 
     drafter: DrafterFactory
     block_size: int = 256
     draft_tokens: int = 8
+    nbytes: int = 0

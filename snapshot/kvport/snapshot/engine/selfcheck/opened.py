@@ -23,7 +23,6 @@ from kvport.snapshot.engine.requests import (
     Request,
     Started,
 )
-from kvport.snapshot.engine.runner import Store
 from kvport.snapshot.engine.running import Tap
 from kvport.snapshot.engine.scheduler import Engine
 from kvport.snapshot.engine.selfcheck.hot import (
@@ -33,8 +32,10 @@ from kvport.snapshot.engine.selfcheck.hot import (
     continue_hot,
 )
 from kvport.snapshot.engine.steps import Live
+from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import EngineStoppedError, UnsupportedModelError
+from kvport.snapshot.volume import Volume
 
 
 @attrs.frozen(kw_only=True)
@@ -88,7 +89,10 @@ class Opened:
     def __init__(self, place: Place, tuning: Tuning) -> None:
         self.place = place
         self._cache = Cache.open(
-            place.work / "cache", cap_bytes=None, on_removed=lambda _: None
+            place.work / "cache",
+            cap_bytes=None,
+            on_removed=lambda _: None,
+            free_floor=0,
         )
         self._engine = Engine(tuning)
         try:
@@ -105,7 +109,8 @@ class Opened:
         if model.identity is None:
             return None
         namespace = self._cache.namespace(model.identity, "default", self.place.block)
-        return Store(cache=self._cache, namespace=namespace, local=self.place.local)
+        volume = Volume.holding(self._cache)
+        return Store(volume=volume, namespace=namespace, local=self.place.local)
 
     def __enter__(self) -> Self:
         return self
