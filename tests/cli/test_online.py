@@ -84,6 +84,8 @@ def test_complete_restores_and_stores_what_it_is_told(server, prompt):
     assert cached("--no-write") == cached("--ttl", "12h", "--pin", "a=b=2d") == 0
     assert cached("--no-read", "--no-write") == 0
     assert cached() == len(prompt) - 1
+    # The server is every test's: what one pins, it lets go.
+    assert server.run("cache", "unpin", "a=b").exit_code == 0
 
 
 @pytest.mark.parametrize(
