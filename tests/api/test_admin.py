@@ -195,7 +195,7 @@ def test_a_model_under_two_names_goes_by_each_of_them(server, models):
         plan = server.client.admin.plan(PlanBody(quotas={"again": 4096}))
         assert {row["model"] for row in plan["rows"]} == {"again, llama"}
     finally:
-        server.node.unload_model("again")
+        server.node.residents.unload("again")
     assert refusal(change, server, "again", ttl=1) == (404, "unknown_namespace")
 
 
@@ -330,7 +330,7 @@ def test_b71_clear_counts_what_it_frees_and_lookups_miss_afterwards(server):
     cleared = clear(server, all=True)
     assert cleared["freed_bytes"] == held > 0
     assert cleared["removed_segments"] > 0
-    assert cleared["kept"] == {"leased": 0, "pinned": 0}
+    assert cleared["kept"] == {"leased": 0, "pinned": 0, "shared": 0}
     for model, text in texts.items():
         assert restorable(server, model, text) == 0
     assert all(one["bytes"] == 0 for one in namespaces(server))
@@ -354,7 +354,10 @@ def test_clear_of_a_kind_leaves_the_others(server):
     cleared = clear(server, kind=BlobClass.STATE)
     counted = server.client.stats()["cache"]["total"]
     assert counted["pruned"] == pruned
-    assert counted["cleared"]["state"]["blobs"] == cleared["dropped_blobs"]
+    assert counted["cleared"]["state"] == {
+        "blobs": cleared["dropped_blobs"],
+        "bytes": cleared["freed_bytes"],
+    }
     assert cleared["freed_bytes"] == before["state"]["bytes"] > 0
     assert cleared["dropped_blobs"] > 0
     after = namespace(server, "qwen3_5")["kinds"]
@@ -401,7 +404,7 @@ def test_what_was_cleared_does_not_come_back_from_memory(server):
     # The reply's end waits in memory for the next turn, and hangs on the prompt.
     cleared = clear(server, namespace="llama")
     assert cleared["removed_segments"] > 0
-    assert cleared["kept"] == {"leased": 0, "pinned": 0}
+    assert cleared["kept"] == {"leased": 0, "pinned": 0, "shared": 0}
     assert restorable(server, "llama", text) == 0
     assert namespace(server, "llama")["bytes"] == 0
     turn = text + answer.text + " and then?"
@@ -430,10 +433,12 @@ def test_b72_clear_passes_by_what_is_pinned_and_owners_end_only_their_own(server
     assert restorable(server, "llama", loose) == 0
 
     release = server.client.admin.release
+    nothing = {"released": 0, "freed_bytes": 0, "removed": {}}
     node = found["pins"][0]["node"]
-    assert release(ReleaseBody(owner="carol")) == {"released": 0}
-    assert release(ReleaseBody(owner="alice", node="00" * 32)) == {"released": 0}
-    assert release(ReleaseBody(owner="alice", node=node[:8])) == {"released": 1}
+    assert release(ReleaseBody(owner="carol")) == nothing
+    assert release(ReleaseBody(owner="alice", node="00" * 32)) == nothing
+    ended = release(ReleaseBody(owner="alice", node=node[:8]))
+    assert ended == {**nothing, "released": 1}
     assert [pin["owner"] for pin in server.client.admin.pins()["pins"]] == ["bob"]
     assert clear(server, all=True)["kept"]["pinned"] > 0
     assert clear(server, all=True, force=True)["kept"]["pinned"] == 0
@@ -608,8 +613,8 @@ def test_b19_b36_an_unloaded_model_gives_back_its_own_state_where_that_is_set(
     with serving() as server:
         texts = {name: compute(server, name) for name in ("llama", "qwen3_5")}
         change(server, "qwen3_5", reclaim_on_unload=True)
-        assert not server.node.unload_model("llama").reclaimed
-        assert server.node.unload_model("qwen3_5").reclaimed
+        assert not server.node.residents.unload("llama").reclaimed
+        assert server.node.residents.unload("qwen3_5").reclaimed
         assert namespace(server, "llama")["bytes"] > 0
         assert namespace(server, "qwen3_5")["bytes"] == 0
         total(server)
@@ -621,7 +626,7 @@ def test_b21_clear_works_while_no_model_is_loaded(serving):
     with serving() as server:
         for name in ("llama", "qwen3_5"):
             compute(server, name)
-            server.node.unload_model(name)
+            server.node.residents.unload(name)
         held = sum(one["bytes"] for one in namespaces(server))
         assert clear(server, all=True)["freed_bytes"] == held > 0
         assert server.client.stats()["cache"]["account"]["blobs"] == 0

@@ -47,11 +47,17 @@ def test_a_model_comes_and_goes_and_its_state_stays(server, models):
     assert gone.model == "other"
     assert gone.weight_bytes > 10_000
     assert not gone.reclaimed
-    assert refusal(lambda: client.complete("other", prompt=TALK)) == (
-        404,
-        "unknown_model",
-    )
-    assert refusal(lambda: client.unload_model("other")) == (404, "unknown_model")
+    with pytest.raises(ProblemError) as refused:
+        client.complete("other", prompt=TALK)
+    assert (refused.value.status, refused.value.code) == (410, "model_unloaded")
+    assert "was unloaded at" in refused.value.message
+    assert f"kvport models load {models[1]} --name other" in refused.value.message
+    unload = refusal(lambda: client.unload_model("other"))
+    assert unload == (410, "model_unloaded")
+    assert refusal(lambda: client.unload_model("never")) == (404, "unknown_model")
+    [known] = client.unloaded_models()
+    assert (known.name, known.source) == ("other", str(models[1]))
+    assert known.idle_seconds is None
     client.load_model(str(models[1]), name="again")
     again = client.complete("again", prompt=TALK, max_tokens=4)
     assert again.cached_tokens == first.prompt_tokens - 1
@@ -157,6 +163,13 @@ def test_a_model_that_nobody_uses_goes_by_itself(server, models):
     while "brief" in names(server) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert names(server) == ["llama"]
+    [known] = server.client.unloaded_models()
+    assert (known.name, known.idle_seconds) == ("brief", 1)
+    with pytest.raises(ProblemError, match="after 1 s without a request") as refused:
+        server.client.complete("brief", prompt=TALK)
+    assert refused.value.code == "model_unloaded"
+    server.client.load_model(known.source, name="brief")
+    assert server.client.unloaded_models() == ()
 
 
 def test_a_server_ends_although_an_unload_waits(tmp_path, models):

@@ -51,9 +51,13 @@ def refused(server: Running, data: bytes) -> ProblemError:
 
 
 def held(server: Running):
-    """The account, without what others leave free on the volume; and artifacts."""
+    """The account, and artifacts.
+
+    Without what others leave free on the volume, and without the index itself, which
+    writes down when it likes what was used last.
+    """
     account = server.client.stats()["cache"]["account"]
-    del account["free"]
+    del account["free"], account["index"]
     return account, server.client.artifacts()
 
 

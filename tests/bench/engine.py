@@ -20,7 +20,7 @@ from mlx_lm.utils import load
 
 from kvport.manifest.keys import SigningKey
 from kvport.manifest.tokens import BLOCK_SIZE
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.engine.builder import build_model
 from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.local_identity import FileDigests
@@ -88,7 +88,7 @@ def _model(work: Path, arch: str) -> dict:
             prompt = (_random(0)[:13] * 10)[:128]
             add("undrafted", undrafted.run(prompt, DRAFTED))
             add("drafted", drafted.run(prompt, DRAFTED))
-        counts = drafted.engine.counts("m")
+        counts = drafted.engine.counts["m"]
     took = {name: statistics.median(values) for name, values in found.items()}
     steps = counts.generated_tokens - counts.accepted_tokens
     return {
@@ -131,9 +131,7 @@ class _Opened:
 
     def __init__(self, work: Path, model: Path, draft: DraftSource | None) -> None:
         work.mkdir()
-        self.cache = Cache.open(
-            work / "cache", cap_bytes=None, free_floor=0, on_removed=lambda _: None
-        )
+        self.cache = Cache.open(Opening(root=work / "cache", free_floor=0))
         self.engine = Engine(Tuning(chunk=CHUNK, stride=STRIDE, draft=draft))
         local = SigningKey.generate().public.key_id
 

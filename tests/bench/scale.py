@@ -28,7 +28,7 @@ from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import GIB, MIB
 from kvport.manifest.nodes import ROOT_NODE, NodeId, node_id
 from kvport.manifest.tokens import TOKEN_SIZE, encode_tokens, prefix_keys
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.records import BlobRef, Namespace, NodeRecord
 from tests.bench.processes import peak_of
 from tests.cache.builder import COLD, select, space, store
@@ -116,7 +116,9 @@ def _opened(root: Path) -> Cache:
     def on_removed(gone) -> None:
         raise SystemExit(f"a start removed {len(gone)} nodes")
 
-    return Cache.open(root, cap_bytes=CAP, free_floor=0, on_removed=on_removed)
+    return Cache.open(
+        Opening(root=root, cap_bytes=CAP, free_floor=0, on_removed=on_removed)
+    )
 
 
 def open_root(root: Path, state: str) -> dict:

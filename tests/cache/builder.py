@@ -1,7 +1,7 @@
 """Segments with made-up bytes, stored in real caches; and a walk to hold them to."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -25,7 +25,7 @@ from kvport.manifest.layout import (
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.manifest.tokens import encode_tokens, prefix_keys
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.clock import Clocks
 from kvport.snapshot.cache.records import (
     ExactRule,
@@ -34,6 +34,7 @@ from kvport.snapshot.cache.records import (
     NewSegment,
     NodeRecord,
     Pin,
+    RemovalReason,
     Removed,
     Selection,
 )
@@ -95,7 +96,8 @@ def open_cache(
     """A cache that does nothing unasked: no floor, and no maintenance by the clock."""
     told = [] if removed is None else removed
     options = {"free_floor": 0, **options}
-    cache = Cache.open(root, cap_bytes=cap, on_removed=told.extend, **options)
+    opening = Opening(root=root, cap_bytes=cap, on_removed=told.extend, **options)
+    cache = Cache.open(opening)
     cache._maintenance.stop(60)
     return cache
 
@@ -108,6 +110,18 @@ def space(
     **loaded: str,
 ) -> Namespace:
     return cache.namespace(identity_of(layout, model), scope, BLOCK, **loaded)
+
+
+def judge(cache: Cache, reasons: Mapping[str, str]) -> None:
+    """Have it that these namespaces cannot be used, whatever was judged before."""
+    cache._policies._judge = lambda _: reasons
+    cache._policies.judge()
+
+
+def remove_ended(cache: Cache) -> int:
+    """What maintenance does; answers how many nodes had expired."""
+    cache.administration.drop_ended_pins()
+    return cache.administration.settle().nodes.get(RemovalReason.EXPIRED, 0)
 
 
 def noise(seed: object, size: int = 1000) -> bytes:

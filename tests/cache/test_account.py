@@ -58,7 +58,7 @@ def test_reserved_covers_the_disk_at_every_flush_and_every_entry(root, monkeypat
                     cache.report_damage(ns, match.nodes[-1].blobs[0])
                 elif rng.random() < 0.5:
                     assert read_or_lose(cache, ns, match.nodes)
-        assert cache.stats().removed["evicted"] > 20
+        assert cache.stats().total.removed["evicted"] > 20
         assert len(looks) > 500
         check_account(cache, root)
         # The log is emptied within the account too.

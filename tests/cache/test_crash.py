@@ -45,9 +45,9 @@ def test_a_killed_process_leaves_a_cache_that_is_whole(root, cap):
         with open_cache(root, cap) as cache:
             ns = space(cache, ALL)
             stats = cache.stats()
-            assert stats.index_resets == stats.damaged == 0
+            assert stats.index_resets == stats.total.damaged == 0
             # Nothing that a crash leaves behind costs a node.
-            assert not stats.removed
+            assert not stats.total.removed
             assert not list((root / "staging").iterdir())
             [numbers] = stats.namespaces
             assert len(blob_files(root)) == numbers.files
@@ -58,5 +58,5 @@ def test_a_killed_process_leaves_a_cache_that_is_whole(root, cap):
                     total += len(read_all(cache, ns, match.nodes))
                 if number and cap == GIB and ["durable", str(number)] in lines:
                     assert match.position == CUTS[-1]
-            assert cache.stats().damaged == 0
+            assert cache.stats().total.damaged == 0
     assert total > 100

@@ -58,8 +58,8 @@ def test_the_cap_holds_at_every_step_and_paths_keep_their_heads(root):
                         assert read_all(cache, each, match.nodes)
         assert {gone.reason for gone in removed} == {RemovalReason.EVICTED}
         stats = cache.stats()
-        assert stats.removed[RemovalReason.EVICTED] == len(removed) > 40
-        assert stats.damaged == 0
+        assert stats.total.removed[RemovalReason.EVICTED] == len(removed) > 40
+        assert stats.total.damaged == 0
         assert sum(n.nodes for n in stats.namespaces) + len(removed) == 40 * 3
         assert len(blob_files(root)) == sum(n.files for n in stats.namespaces)
 
@@ -178,7 +178,7 @@ def test_a_growing_chain_is_leased_and_breaks_when_nothing_else_can_go(root):
         assert chain.broken == "capacity"
         kept = position(cache, ns, prompt(2))
         assert kept == cache.path(ns, chain.tip)[-1].end
-        assert cache.stats().skipped == {"capacity": len(ends) - kept // 10}
+        assert cache.stats().total.skipped == {"capacity": len(ends) - kept // 10}
         assert find(cache, ns, prompt(1)) is None
         assert walk(root) <= cache.stats().account.reserved <= CAP
         chain.close()
@@ -267,7 +267,7 @@ def test_room_for_one_segment_may_cost_a_blob_that_another_shares(root, monkeypa
         [first] = segments(ns, prompt(1), [100], size=BIG)
         store(cache, ns, prompt(1), [100], size=BIG)
         number = 2
-        while not cache.stats().removed:
+        while not cache.stats().total.removed:
             find(cache, ns, prompt(1))
             store(cache, ns, prompt(number), [100], size=BIG)
             number += 1
@@ -276,7 +276,7 @@ def test_room_for_one_segment_may_cost_a_blob_that_another_shares(root, monkeypa
         # prompt(1) is the oldest now. It is stored again, so nothing is to be written,
         # but what comes after it in the batch takes its place.
         [second] = segments(ns, prompt(100), [100], size=3 * BIG)
-        written = cache.stats().written[BlobClass.KV]
+        written = cache.stats().total.written[BlobClass.KV]
         chains = [cache.chain(ns, ROOT_NODE, name) for name in ("first", "second")]
         batch = [
             Item(chain, segment, segment.nbytes)
@@ -291,7 +291,7 @@ def test_room_for_one_segment_may_cost_a_blob_that_another_shares(root, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", flush)
             cache._writer._store.store(batch)
-        assert cache.stats().written[BlobClass.KV] == written + 4 * BIG
+        assert cache.stats().total.written[BlobClass.KV] == written + 4 * BIG
         for chain in chains:
             assert chain.broken is None
             read_all(cache, ns, cache.path(ns, chain.tip))

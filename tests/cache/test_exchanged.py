@@ -2,20 +2,14 @@
 
 import pytest
 
-from kvport.manifest.limits import MIB
 from kvport.snapshot.cache import directories
-from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.files import Files
 from kvport.snapshot.errors import StorageError
-from tests.cache.builder import check_account, position, space, store
+from tests.cache.builder import check_account, open_cache, position, space, store
 
 TOKENS = list(range(600))
 ENDS = [256, 512]
 NAMES = ["staging", "ns", "ns/{id}", "staging/left", "ns/{id}/left"]
-
-
-def opened(root):
-    return Cache.open(root, cap_bytes=64 * MIB, free_floor=0, on_removed=lambda _: None)
 
 
 @pytest.fixture
@@ -42,7 +36,7 @@ def exchange(root, name, theirs):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_link_that_appears_while_the_cache_runs_is_not_followed(root, theirs, name):
     before = content(theirs)
-    with opened(root) as cache:
+    with open_cache(root) as cache:
         ns = space(cache)
         store(cache, ns, TOKENS, ENDS)
         exchange(root, name.format(id=ns.id), theirs)
@@ -60,7 +54,7 @@ def test_a_link_that_appears_while_the_cache_runs_is_not_followed(root, theirs, 
                 with pytest.raises((StorageError, AssertionError)):
                     step()
             assert content(theirs) == before
-    with opened(root) as cache:
+    with open_cache(root) as cache:
         assert content(theirs) == before
         check_account(cache, root)
         store(cache, space(cache), TOKENS, ENDS)
@@ -72,11 +66,11 @@ def test_a_link_that_appears_while_the_cache_runs_is_not_followed(root, theirs, 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_link_that_a_start_finds_is_removed_itself(root, theirs, name):
     before = content(theirs)
-    with opened(root) as cache:
+    with open_cache(root) as cache:
         ns = space(cache)
         store(cache, ns, TOKENS, ENDS)
     exchange(root, name.format(id=ns.id), theirs)
-    with opened(root) as cache:
+    with open_cache(root) as cache:
         check_account(cache, root)
         assert content(theirs) == before
         assert not any(path.is_symlink() for path in root.rglob("*"))
@@ -85,7 +79,7 @@ def test_a_link_that_a_start_finds_is_removed_itself(root, theirs, name):
 def test_a_link_that_appears_between_a_look_and_a_removal_is_not_followed(
     root, theirs, monkeypatch
 ):
-    with opened(root) as cache:
+    with open_cache(root) as cache:
         ns = space(cache)
         store(cache, ns, TOKENS, ENDS)
     files = Files(root, lambda: None)

@@ -1,16 +1,22 @@
 """Expiry: state that has expired is a miss before any read, and goes."""
 
+import contextlib
+
 import pytest
 
+from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import encode_tokens
-from kvport.snapshot.cache.records import RemovalReason
-from kvport.snapshot.errors import GoneError
+from kvport.snapshot.cache.records import Pin, RemovalReason
+from kvport.snapshot.cache.stats import SkipReason
+from kvport.snapshot.errors import DiskFullError, GoneError
 from tests.cache.builder import (
     blob_files,
     check_account,
     find,
     open_cache,
     position,
+    remove_ended,
+    segments,
     select,
     space,
     store,
@@ -34,9 +40,9 @@ def test_b86_state_that_ran_out_an_hour_ago_is_a_miss_before_any_read(root, time
         assert find(cache, ns, TOKENS) is None
         with pytest.raises(GoneError, match="expired"):
             cache.lease(ns, tip, "reader")
-        assert cache.stats().damaged == 0
+        assert cache.stats().total.damaged == 0
         assert not removed
-        assert cache.administration.remove_ended() == 3
+        assert remove_ended(cache) == 3
         assert {gone.reason for gone in removed} == {RemovalReason.EXPIRED}
         assert cache.stats().namespaces[0].nodes == 0
         check_account(cache, root)
@@ -90,11 +96,11 @@ def test_a_hit_renews_and_need_not_be_stored_for_it(cache, ns, root, time):
     time.passes(11)
     # The last hit was of 400 tokens.
     assert position(cache, ns, TOKENS) == 400
-    cache.administration.remove_ended()
+    remove_ended(cache)
     assert position(cache, ns, TOKENS) == 400
     time.passes(60)
     assert position(cache, ns, TOKENS) == 0
-    assert cache.administration.remove_ended() == 2
+    assert remove_ended(cache) == 2
     check_account(cache, root)
 
 
@@ -103,7 +109,7 @@ def test_a_hit_that_is_only_noted_keeps_state_from_maintenance(cache, ns, time):
     time.passes(59)
     assert position(cache, ns, TOKENS) == 600
     time.passes(1)
-    assert cache.administration.remove_ended() == 0
+    assert remove_ended(cache) == 0
     assert position(cache, ns, TOKENS) == 600
 
 
@@ -128,7 +134,7 @@ def test_a_path_lives_as_long_as_its_longest_branch(cache, ns, root, time):
     assert position(cache, ns, branch, limit=400) == 400
     time.passes(200)
     assert position(cache, ns, TOKENS) == 400
-    assert cache.administration.remove_ended() == 1
+    assert remove_ended(cache) == 1
     # The branch goes, and the path takes its life over.
     cache.administration.clear(nodes=[end], older_than=250)
     assert position(cache, ns, TOKENS) == 400
@@ -139,13 +145,13 @@ def test_a_pin_keeps_what_expires_readable_and_no_longer(cache, ns, root, time):
     tip = store(cache, ns, TOKENS, CUTS, ttl=60)
     cache.administration.pin(ns.id, tip, "a", 1000)
     time.passes(999)
-    assert cache.administration.remove_ended() == 0
+    assert remove_ended(cache) == 0
     assert position(cache, ns, TOKENS, limit=200) == 200
     time.passes(59)
     assert position(cache, ns, TOKENS) == 200
     time.passes(61)
     assert position(cache, ns, TOKENS) == 0
-    assert cache.administration.remove_ended() == 3
+    assert remove_ended(cache) == 3
     check_account(cache, root)
 
 
@@ -154,8 +160,8 @@ def test_a_leased_leaf_is_a_miss_and_stays(cache, ns, root, time):
     with cache.lease(ns, tip, "reader", 600):
         time.passes(60)
         assert position(cache, ns, TOKENS) == 0
-        assert cache.administration.remove_ended() == 0
-    assert cache.administration.remove_ended() == 3
+        assert remove_ended(cache) == 0
+    assert remove_ended(cache) == 3
     check_account(cache, root)
 
 
@@ -206,7 +212,7 @@ def test_a_setting_is_applied_in_batches(cache, ns, root, time):
     assert cache._index.all("SELECT DISTINCT expires FROM node") == [(time.wall + 60,)]
     time.passes(60)
     assert position(cache, ns, TOKENS) == 0
-    assert cache.administration.remove_ended() == 300
+    assert remove_ended(cache) == 300
     assert not blob_files(root)
     check_account(cache, root)
 
@@ -233,7 +239,7 @@ def test_a_clock_that_was_set_back_is_reported_and_makes_expiring_state_unreadab
         with pytest.raises(GoneError):
             cache.lease(ns, tip, "reader")
         # Nothing is removed by a clock that cannot be trusted.
-        assert cache.administration.remove_ended() == 0
+        assert remove_ended(cache) == 0
         time.passes(3600)
         assert not cache.stats().clock_behind
         assert position(cache, ns, TOKENS) == 600
@@ -294,3 +300,129 @@ def test_a_lookup_in_a_long_expired_path_takes_no_square_of_its_length(cache, ns
     expired, found = steps()
     assert found is None
     assert expired < 5 * live
+
+
+# Stored later than it was computed.
+
+
+@contextlib.contextmanager
+def held_up(cache):
+    """A volume on which nothing is written for a while."""
+    with cache._evictor.changes:
+        yield
+
+
+def bring(cache, ns, pin=None):
+    """Hand a whole path to the cache, with 60 s to live."""
+    chain = cache.chain(ns, ROOT_NODE, "test", ttl=60, pin=pin)
+    for segment in segments(ns, TOKENS, CUTS):
+        chain.append(segment)
+    chain.close()
+    return chain
+
+
+def test_what_expired_in_the_queue_is_not_stored(cache, ns, root, time):
+    with held_up(cache):
+        chain = bring(cache, ns)
+        time.passes(60)
+    cache.flush()
+    # The writer may have had the first of it in hand: that is stored, and expired.
+    assert position(cache, ns, TOKENS) == 0
+    assert set(cache.stats().total.skipped) == {SkipReason.EXPIRED}
+    assert chain.broken == "expired"
+    remove_ended(cache)
+    assert cache.stats().total.written_bytes < 3000
+    check_account(cache, root)
+
+
+@pytest.mark.parametrize(("later", "found"), [(19, 600), (20, 0)])
+def test_time_in_the_queue_counts_as_life(cache, ns, time, later, found):
+    with held_up(cache):
+        bring(cache, ns)
+        time.passes(40)
+    cache.flush()
+    assert not cache.stats().total.skipped
+    time.passes(later)
+    assert position(cache, ns, TOKENS) == found
+
+
+def test_a_batch_that_is_tried_again_lives_no_longer(cache, ns, time, monkeypatch):
+    write, tried = cache._files.write, []
+
+    def full_at_first(*arguments):
+        if not tried:
+            tried.append(None)
+            time.passes(40)
+            raise DiskFullError("the volume is full")
+        return write(*arguments)
+
+    store(cache, space(cache, model=1), TOKENS, CUTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._files, "write", full_at_first)
+        bring(cache, ns)
+        cache.flush()
+    assert tried
+    time.passes(20)
+    assert position(cache, ns, TOKENS) == 0
+
+
+def test_what_a_request_pins_is_stored_and_pinned_however_late(cache, ns, time):
+    """A pin goes before the request's own ttl."""
+    told = []
+    with held_up(cache):
+        bring(cache, ns, pin=Pin("night", 3600, told.append))
+        time.passes(60)
+    cache.flush()
+    assert [one.tokens for one in told] == [600]
+    time.passes(3599)
+    assert position(cache, ns, TOKENS) == 600
+
+
+def test_late_segments_live_from_the_last_use_of_their_chain(cache, ns, time):
+    first, *rest = segments(ns, TOKENS, CUTS)
+    chain = cache.chain(ns, ROOT_NODE, "test", ttl=60)
+    chain.append(first)
+    time.passes(30)
+    chain.use()
+    cache.flush()
+    time.passes(40)
+    assert position(cache, ns, TOKENS) == 200
+    chain.use()
+    time.passes(40)
+    for segment in rest:
+        chain.append(segment, late=True)
+    chain.close()
+    cache.flush()
+    time.passes(19)
+    assert position(cache, ns, TOKENS, limit=200) == 200
+    time.passes(1)
+    # That hit renewed what is restored alone.
+    assert position(cache, ns, TOKENS) == 200
+
+
+def test_a_late_use_does_not_take_back_a_later_one(cache, ns, root, time):
+    """The same segments come again, computed before the last hit."""
+    store(cache, ns, TOKENS, CUTS, ttl=60)
+    chain = cache.chain(ns, ROOT_NODE, "test", ttl=60)
+    time.passes(50)
+    assert position(cache, ns, TOKENS) == 600
+    for segment in segments(ns, TOKENS, CUTS):
+        chain.append(segment, late=True)
+    chain.close()
+    cache.flush()
+    time.passes(59)
+    assert position(cache, ns, TOKENS) == 600
+    check_account(cache, root)
+
+
+def test_a_lease_does_not_make_expired_state_readable(cache, ns, time):
+    tip = store(cache, ns, TOKENS, CUTS, ttl=60)
+    chain = cache.chain(ns, tip, "test", ttl=60)
+    time.passes(60)
+    assert position(cache, ns, TOKENS) == 0
+    remove_ended(cache)
+    assert cache.stats().namespaces[0].nodes == 3
+    chain.close()
+    cache.flush()
+    assert position(cache, ns, TOKENS) == 0
+    assert remove_ended(cache) == 3

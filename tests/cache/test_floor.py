@@ -117,7 +117,7 @@ def test_b26_state_in_use_stays_below_the_floor(volume, root):
             assert kept(cache, range(2, 12)) == []
             assert put(cache, 99) == "capacity"
             assert cache.stats().account.used_percent == 100
-            assert "the floor" in cache.full.reason
+            assert "--free-floor" in cache.full.reason
         (volume / "neighbour").unlink()
         cache.administration.tick()
         assert put(cache, 99) is None
@@ -171,10 +171,10 @@ def test_b26_a_start_without_room_serves_and_stores_nothing(volume, root):
         account = cache.stats().account
         assert account.effective == 0
         assert (account.floor, account.cap) == (4 * VOLUME, VOLUME)
-        assert cache.stats().skipped == {"capacity": 2}
+        assert cache.stats().total.skipped == {"capacity": 2}
         assert find(cache, ns, prompt(1)) is None
         assert cache.full is not None
-        assert "the floor" in cache.full.reason
+        assert "--free-floor" in cache.full.reason
     assert [log["event"] for log in logs].count("cache_without_room") == 1
 
 

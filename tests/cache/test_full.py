@@ -65,7 +65,7 @@ def test_a_volume_full_of_our_own_goes_on_through_restarts(volume):
                 assert stored(cache, start * 8 + number)
                 assert position(cache, ns, prompt(start * 8 + number)) == 200
             read_all(cache, ns, find(cache, ns, prompt(start * 8 + 7)).nodes)
-            assert not cache.stats().skipped
+            assert not cache.stats().total.skipped
             assert {gone.reason for gone in removed} <= {RemovalReason.EVICTED}
             assert start == 0 or removed
             check_account(cache, root)
@@ -141,7 +141,7 @@ def test_state_in_use_is_not_evicted_for_a_full_volume(volume):
         with cache.lease(ns, tip, "test"):
             fill(volume)
             assert not stored(cache, 2)
-            assert cache.stats().skipped == {"disk_full": 2}
+            assert cache.stats().total.skipped == {"disk_full": 2}
             assert read_all(cache, ns, cache.path(ns, tip))
         assert stored(cache, 2)
         check_account(cache, root)
@@ -222,3 +222,40 @@ def test_a_cap_that_leaves_no_room_is_said_until_something_is_stored(root):
         assert cache.full.since == since
         assert stored(cache, 3, size=1000)
         assert cache.full is None
+
+
+def test_full_ends_once_room_was_made(root):
+    with open_cache(root, 4 * MIB) as cache:
+        ns = space(cache)
+        tip = store(cache, ns, prompt(0), ENDS, size=MIB)
+        with cache.lease(ns, tip, "test"):
+            assert not stored(cache, 1, size=MIB)
+            assert "no room for" in cache.full.reason
+            cache._tick()
+            assert "no room for" in cache.full.reason
+        cache._tick()  # what was in use can go now
+        assert cache.full is None
+        with cache.lease(ns, tip, "test"):
+            assert not stored(cache, 1, size=MIB)
+            assert cache.full is not None
+        cache.administration.clear()
+        assert cache.full is None
+        check_account(cache, root)
+
+
+def test_full_ends_once_the_volume_has_room(volume):
+    root = volume / "cache"
+    with open_cache(root, CAP) as cache:
+        ns = space(cache)
+        tip = store(cache, ns, prompt(0), ENDS, size=500_000)
+        with cache.lease(ns, tip, "test"):
+            fill(volume)
+            assert not stored(cache, 1, size=500_000)
+            assert "the volume is full" in cache.full.reason
+            cache.administration.tick()
+            assert cache.full is not None
+            (volume / "neighbour").unlink()
+            cache.administration.tick()
+            if volume.is_mount():  # a simulated one says what the real one has
+                assert cache.full is None
+        check_account(cache, root)

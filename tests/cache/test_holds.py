@@ -23,6 +23,7 @@ from tests.cache.builder import (
     open_cache,
     position,
     read_all,
+    remove_ended,
     space,
     store,
 )
@@ -184,7 +185,7 @@ class World:
 
     def do_remove_expired(self):
         gone = set(self.nodes) - self.current() - self.held()
-        assert self.cache.administration.remove_ended() == len(gone)
+        assert remove_ended(self.cache) == len(gone)
         self.lose(gone)
 
     def do_clear(self):

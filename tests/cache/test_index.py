@@ -102,7 +102,7 @@ def test_ids_that_cannot_be_read_are_nothing_in_common(cache, ns, root, harm):
     assert position(cache, ns, prompt) == 256
     assert cache.longest(ns, encode_tokens(prompt)) == 256
     # Not reported; whole segments are found by their keys.
-    assert not cache.stats().damaged
+    assert not cache.stats().total.damaged
     assert position(cache, ns, TOKENS) == 512
 
 

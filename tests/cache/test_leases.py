@@ -86,7 +86,7 @@ def test_leases_are_listed_with_who_holds_what_and_for_how_long(cache, ns, time)
     ):
         time.passes(10)
         first, second = cache.administration.leases()
-    assert (first.owner, first.namespace, first.key) == ("request 3", ns.id, half.key)
+    assert (first.owner, first.namespace, first.node) == ("request 3", ns.id, half.id)
     assert (first.tokens, first.seconds_left, first.node) == (400, 50, half.id)
     assert (second.owner, second.tokens, second.seconds_left) == ("export 7", 600, 110)
     assert cache.administration.leases() == []

@@ -141,7 +141,7 @@ def test_the_worked_example_of_two_turns(cache):
         cache, ns, turn1, ends, states=[590, 599, 700], kinds=kinds,
         provenance=lambda end: COLD if end <= 512 else claim(),
     )  # fmt: skip
-    written = cache.stats().written[BlobClass.KV]
+    written = cache.stats().total.written[BlobClass.KV]
     turn2 = list(range(590)) + list(range(9000, 9410))
     match = find(cache, ns, turn2, limit=999)
     assert (match.position, match.nodes[-1].kinds) == (590, {PointKind.FORK})
@@ -153,7 +153,7 @@ def test_the_worked_example_of_two_turns(cache):
     chain.close()
     cache.flush()
     # Three segments more, nothing of turn 1 again, and both branches stand.
-    assert cache.stats().written[BlobClass.KV] == written + 3000
+    assert cache.stats().total.written[BlobClass.KV] == written + 3000
     assert position(cache, ns, [*turn1, 1, 2, 3]) == 700
     found = find(cache, ns, turn2)
     assert [node.end for node in found.nodes] == [256, 512, 590, 768, 960, 999]
@@ -186,7 +186,7 @@ def test_equal_bytes_are_one_node_with_merged_claims(cache, ns):
     )
     assert one == two
     assert cache.stats().namespaces == before.namespaces
-    assert cache.stats().written == before.written
+    assert cache.stats().total.written == before.total.written
     [node] = cache.path(ns, one)
     assert node.kinds == {PointKind.FORK, PointKind.REPLY}
     assert set(node.attestations) == {claim(), COLD}

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from kvport.manifest.identity import PointKind
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.demand import Demand
 from kvport.snapshot.cache.maintenance import Maintenance
 from kvport.snapshot.cache.plan import Plan, PlanRow
@@ -25,6 +25,7 @@ from tests.cache.builder import (
     check_account,
     find,
     identity_of,
+    judge,
     open_cache,
     position,
     segments,
@@ -206,7 +207,9 @@ def test_leased_nodes_never_go(root):
                 cache._index.all(expire_all)
             cache.configure(ns.id, NamespaceSettings(quota_bytes=1))
             assert not cache.administration.gc().nodes
-            assert cache.administration.plan(cap=4 * MIB, gc=True) == Plan((), 0)
+            plan = cache.administration.plan(cap=4 * MIB, gc=True)
+            over = 2 * 4096 - 1
+            assert plan == Plan((), over, over, 0, {ns.id: over})
             assert cache.path(ns, tip)
         assert cache.administration.gc().nodes == {REASONS.EXPIRED: 2}
 
@@ -261,8 +264,7 @@ def test_a_plan_names_the_nodes_that_then_go(root, seed):
     with open_cache(root, 2 * CAP, removed) as cache:
         mixed(cache, rng)
         infos = cache.administration.namespaces()
-        incompatible = {rng.choice(infos).id: "for the test"}
-        cache.administration.set_compatibility(lambda _: incompatible)
+        judge(cache, {rng.choice(infos).id: "for the test"})
         small = {info.id: 400_000 for info in rng.sample(infos, 2)}
         cache.configure(infos[0].id, NamespaceSettings(quota_bytes=3 * MIB))
         removed.clear()
@@ -358,9 +360,10 @@ def test_a_plan_tells_ages_and_what_stays_missing(root):
 def test_maintenance_removes_what_has_expired_unasked(root, monkeypatch):
     told = threading.Event()
     monkeypatch.setattr(Maintenance.__init__, "__defaults__", (0.02,))
-    with Cache.open(
-        root, cap_bytes=CAP, on_removed=lambda _: told.set(), free_floor=0
-    ) as cache:
+    opening = Opening(
+        root=root, cap_bytes=CAP, on_removed=lambda _: told.set(), free_floor=0
+    )
+    with Cache.open(opening) as cache:
         ns = space(cache)
         store(cache, ns, prompt(1), [100])
         assert not told.wait(0.1)

@@ -6,14 +6,16 @@ from kvport.manifest.identity import PointKind
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
 from kvport.snapshot.cache.records import Pin, RemovalReason
-from kvport.snapshot.errors import CapacityError, GoneError
+from kvport.snapshot.errors import GoneError, PinLimitError
 from tests.cache.builder import (
+    HYBRID,
     blob_files,
     check_account,
     evict_all,
     open_cache,
     position,
     read_all,
+    remove_ended,
     space,
     store,
     walk,
@@ -44,7 +46,6 @@ def test_b72_pins_have_owners(cache, ns, root, time):
     [pin] = admin.pins()
     assert (pin.owner, pin.namespace, pin.node, pin.tokens) == ("b", ns.id, tip, 600)
     assert (pin.until, pin.seconds_left) == (time.wall + 600, 600)
-    assert pin.key == cache.path(ns, tip)[-1].key
     forced = admin.clear(force=True)
     assert (forced.removed_segments, forced.kept) == (3, {})
     assert rows(cache) == cache.stats().pins == 0
@@ -81,7 +82,7 @@ def test_pinning_again_sets_the_own_deadline_anew_and_no_other(cache, ns, time):
     time.passes(200)
     assert [pin.owner for pin in cache.administration.pins()] == ["b"]
     assert rows(cache) == 2
-    cache.administration.remove_ended()
+    remove_ended(cache)
     assert rows(cache) == 1
 
 
@@ -123,13 +124,14 @@ def test_pins_beyond_half_of_a_smaller_cap_end_and_the_cap_holds(root, time):
         assert left == sorted(int(time.wall) + 10_000 - n for n in range(len(left)))
         # Blobs are a block more than 1 MiB each.
         assert len(left) == 7
-        assert plan.unpinned == 28 - 7
+        # One node is held by two.
+        assert plan.ended_pins == 28 + 1 - 7
         assert cache.stats().total.ended_pins == 28 - 7 + 1
-        assert len(removed) == row.nodes == cache.stats().removed["evicted"]
+        assert len(removed) == row.nodes == cache.stats().total.removed["evicted"]
         for n in range(7):
             assert position(cache, ns, [n, *range(255)]) == 256
         store(cache, ns, [99, *range(255)], [256], size=MIB, variant=99)
-        assert not cache.stats().skipped
+        assert not cache.stats().total.skipped
         check_account(cache, root)
 
 
@@ -166,7 +168,7 @@ def test_pins_cover_half_of_the_cap_at_most(root, time):
             pin=Pin("request", 60),
         )
         assert cache.stats().total.failed_pins == 1
-        with pytest.raises(CapacityError):
+        with pytest.raises(PinLimitError):
             pin(ns.id, five, "a", 60)
         assert cache.stats().pins == 2
         time.passes(60)
@@ -187,6 +189,23 @@ def test_a_request_pins_what_it_stored_last(cache, ns, root):
     cache.flush()
     assert {pin.owner for pin in cache.administration.pins()} == {"first", "second"}
     assert cache.stats().total.failed_pins == 0
+    check_account(cache, root)
+
+
+def test_a_pin_goes_no_further_than_what_can_be_restored(cache, root):
+    """Rows behind the last point, or without any, are not worth a pin."""
+    told = []
+    ns = space(cache, HYBRID)
+    wish = Pin("first", 600, told.append)
+    store(cache, ns, TOKENS, CUTS, states=[400], pin=wish)
+    [pin] = cache.administration.pins()
+    assert pin.tokens == 400
+    assert (told[-1].tokens, told[-1].reason) == (400, "not_restorable")
+    wish = Pin("second", 600, told.append)
+    store(cache, ns, [7, *TOKENS[1:]], CUTS, states=[], pin=wish)
+    assert (told[-1].tokens, told[-1].until) == (0, None)
+    assert told[-1].reason == "not_restorable"
+    assert [pin.owner for pin in cache.administration.pins()] == ["first"]
     check_account(cache, root)
 
 

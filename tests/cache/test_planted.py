@@ -20,13 +20,14 @@ from tests.cache.builder import (
     check_account,
     evict_all,
     find,
+    open_cache,
     position,
     read_or_lose,
     space,
     store,
     walk,
 )
-from tests.cache.test_tampering import OURS, alter, open_with
+from tests.cache.test_tampering import OURS, alter
 
 TOKENS = list(range(1000))
 ENDS = [256, 512, 700]
@@ -65,7 +66,7 @@ def plant(root, sql, values):
 def stored(tmp_path_factory):
     """A closed root with two namespaces, and something in every table."""
     root = tmp_path_factory.mktemp("planted") / "cache"
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         for model, layout in enumerate((DENSE, ALL)):
             ns = space(cache, layout, model=model)
             for variant, before in enumerate(([], [7])):
@@ -93,7 +94,7 @@ def test_no_number_in_any_column_stops_the_cache(root, stored, table, column):
         shutil.copytree(stored, root)
         words = ("UPDATE OR IGNORE", table, "SET", column, "=", str(value))
         alter(root, " ".join(words))
-        with open_with(root, OURS) as cache:
+        with open_cache(root, mac_key=OURS) as cache:
             check_account(cache, root)
             for model, layout in enumerate((DENSE, ALL)):
                 ns = space(cache, layout, model=model)
@@ -118,7 +119,7 @@ def test_a_planted_namespace_leads_to_no_directory(root, tmp_path, stored, up):
     (victim / "thesis.txt").write_text("all of it")
     name = up.format(victim=victim)
     plant(root, _NAMESPACE, (name,))
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         assert sorted(path.name for path in victim.iterdir()) == [
             "inside",
             "thesis.txt",
@@ -147,8 +148,8 @@ def test_a_namespace_that_was_altered_goes_with_all_that_it_holds(root, stored, 
     shutil.copytree(stored, root)
     words = ("UPDATE ns SET", change, "WHERE n = 1")
     alter(root, " ".join(words))
-    with open_with(root, OURS) as cache:
-        assert cache.stats().removed == {RemovalReason.TAMPERED: 6}
+    with open_cache(root, mac_key=OURS) as cache:
+        assert cache.stats().total.removed == {RemovalReason.TAMPERED: 6}
         assert len(cache.administration.namespaces()) == 1
         check_account(cache, root)
         ns = space(cache, DENSE)
@@ -157,7 +158,7 @@ def test_a_namespace_that_was_altered_goes_with_all_that_it_holds(root, stored, 
         store(cache, ns, TOKENS, ENDS)
         assert position(cache, ns, TOKENS) == 700
         check_account(cache, root)
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         assert position(cache, space(cache, DENSE), TOKENS) == 700
 
 
@@ -167,7 +168,7 @@ def test_a_namespace_that_was_altered_goes_with_all_that_it_holds(root, stored, 
 def test_a_planted_file_weighs_nothing(root, stored, ns, alloc, live):
     shutil.copytree(stored, root)
     plant(root, _FILE, (ns, bytes(32), alloc, live))
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         assert cache.stats().total_bytes == walk(root)
         check_account(cache, root)
         assert position(cache, space(cache, DENSE), TOKENS) == 700
@@ -180,11 +181,11 @@ def test_a_value_that_no_mac_covers_costs_no_state(root, stored):
         "UPDATE node SET used = -5, at = -5, children = 9, expires = -1, ttl = -1",
         "UPDATE file SET alloc = -4096, live = 0",
     )
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         for model, layout in enumerate((DENSE, ALL)):
             assert position(cache, space(cache, layout, model=model), TOKENS) == 700
         check_account(cache, root)
-        assert not cache.stats().removed
+        assert not cache.stats().total.removed
 
 
 def test_nodes_in_a_circle_go(root, stored):
@@ -195,7 +196,7 @@ def test_nodes_in_a_circle_go(root, stored):
         "UPDATE node SET parent = 2 WHERE n = 3",
     )
     removed = []
-    with open_with(root, OURS, removed) as cache:
+    with open_cache(root, removed=removed, mac_key=OURS) as cache:
         assert sorted(gone.end for gone in removed) == [512, 700]
         assert {gone.reason for gone in removed} == {RemovalReason.TAMPERED}
         assert position(cache, space(cache, DENSE), TOKENS) == 256

@@ -78,17 +78,17 @@ def test_a_long_conversation_keeps_a_constant_number_of_points(cache, root, layo
     assert not talk.restores(200)
     read_all(cache, talk.ns, cache.path(talk.ns, talk.tip))
     stats = cache.stats()
-    assert not stats.removed
-    assert stats.damaged == stats.total.failed_prunings == 0
+    assert not stats.total.removed
+    assert stats.total.damaged == stats.total.failed_prunings == 0
     assert stats.total.captured_tokens == len(talk.tokens)
-    per_token = sum(stats.written.values()) / 2400
+    per_token = sum(stats.total.written.values()) / 2400
     assert stats.total.written_per_captured_token == pytest.approx(per_token)
-    for blob_class, pruned in stats.pruned.items():
-        assert stats.written[blob_class] == pruned.nbytes + 1000 * blobs_of(
+    for blob_class, pruned in stats.total.pruned.items():
+        assert stats.total.written[blob_class] == pruned.nbytes + 1000 * blobs_of(
             cache, blob_class
         )
         assert pruned.nbytes == 1000 * pruned.blobs
-    assert BlobClass.KV not in stats.pruned
+    assert BlobClass.KV not in stats.total.pruned
     check_whole(cache, root)
 
 
@@ -110,7 +110,7 @@ def test_a_thinking_template_leaves_no_dead_branches(root, layout):
         # What hung on a fork no longer holds the rows above it.
         assert blobs_of(cache, BlobClass.WINDOW) <= 3 * len([*talk.points()])
         assert {gone.reason for gone in removed} == {RemovalReason.SUPERSEDED}
-        assert cache.stats().removed == {RemovalReason.SUPERSEDED: len(removed)}
+        assert cache.stats().total.removed == {RemovalReason.SUPERSEDED: len(removed)}
         check_whole(cache, root)
 
 
@@ -196,7 +196,7 @@ def test_other_branches_lose_no_point(root):
                         assert left[node] == stops[node]
             for at, _ in talk.points():
                 assert talk.restores(at)
-        assert cache.stats().removed.keys() == {RemovalReason.SUPERSEDED}
+        assert cache.stats().total.removed.keys() == {RemovalReason.SUPERSEDED}
         check_whole(cache, root)
 
 
@@ -236,7 +236,7 @@ def test_a_leased_path_is_left_alone(cache, root):
     assert [node.kinds for node in after] != [node.kinds for node in before]
     with pytest.raises(GoneError):
         read_all(cache, talk.ns, before)
-    assert cache.stats().damaged == 0
+    assert cache.stats().total.damaged == 0
     check_whole(cache, root)
 
 
@@ -270,15 +270,16 @@ def pruned_path(cache):
 def test_a_pruned_node_that_is_stored_again_is_whole_again(cache, root):
     ns, tokens, cuts, options, whole, _ = pruned_path(cache)
     check_whole(cache, root)
-    before = cache.stats()
+    before = cache.stats().total
     assert store(cache, ns, tokens, cuts, **options) == whole[-1].id
     assert cache.path(ns, whole[-1].id) == whole
     assert position(cache, ns, tokens[:200]) == 200
-    after = cache.stats()
+    stats = cache.stats()
+    after = stats.total
     # Four blobs were written again, and no token was new.
     assert sum(after.written.values()) == sum(before.written.values()) + 4000
-    assert after.total.captured_tokens == before.total.captured_tokens == 300
-    assert [numbers.nodes for numbers in after.namespaces] == [3]
+    assert after.captured_tokens == before.captured_tokens == 300
+    assert [numbers.nodes for numbers in stats.namespaces] == [3]
     check_whole(cache, root)
 
 
@@ -294,7 +295,7 @@ def test_a_read_between_pruning_and_storing_again_finds_no_damage(cache, monkeyp
         patch.setattr(Reader, "report", late)
         with pytest.raises(GoneError):
             read_all(cache, ns, whole)
-    assert cache.stats().damaged == 0
+    assert cache.stats().total.damaged == 0
     read_all(cache, ns, whole)
 
 
@@ -325,7 +326,7 @@ def test_a_shared_blob_stays_for_the_node_that_needs_it(cache, root):
     chain.append(attrs.evolve(second, blobs={**second.blobs, BlobClass.STATE: state}))
     chain.close()
     cache.flush()
-    assert cache.stats().pruned[BlobClass.STATE].blobs == 1
+    assert cache.stats().total.pruned[BlobClass.STATE].blobs == 1
     path = cache.path(ns, chain.tip)
     assert [node.blob(BlobClass.STATE) is None for node in path] == [True, False]
     read_all(cache, ns, path)
@@ -337,8 +338,8 @@ def test_full_layers_keep_everything(cache, root):
     for _ in range(4):
         talk.turn()
     stats = cache.stats()
-    assert not stats.pruned
-    assert not stats.removed
+    assert not stats.total.pruned
+    assert not stats.total.removed
     prompts = [at for at, kinds in talk.points() if PROMPT in kinds]
     assert len(prompts) == 4
     check_whole(cache, root)
@@ -355,9 +356,10 @@ def test_more_than_one_commit_holds_is_pruned_in_several(root):
         talk.turn(20, 20)
         assert sum(PROMPT in kinds for _, kinds in talk.points()) == 1
         assert (
-            cache.stats().pruned[BlobClass.STATE].blobs > cache._index.rows_per_removal
+            cache.stats().total.pruned[BlobClass.STATE].blobs
+            > cache._index.rows_per_removal
         )
-        assert RemovalReason.SUPERSEDED in cache.stats().removed
+        assert RemovalReason.SUPERSEDED in cache.stats().total.removed
         assert all(talk.restores(at) for at, _ in talk.points())
         check_whole(cache, root)
 
@@ -374,8 +376,8 @@ def test_a_pruning_that_fails_harms_no_chain(cache, root, monkeypatch):
         talk.turn()
     stats = cache.stats()
     assert stats.total.failed_prunings == 1
-    assert not stats.skipped
-    assert not stats.pruned
+    assert not stats.total.skipped
+    assert not stats.total.pruned
     assert stats.leases == 0
     assert sum(PROMPT in kinds for _, kinds in talk.points()) == 2
     talk.turn()
@@ -409,7 +411,7 @@ def test_a_process_killed_between_commit_and_unlink_leaves_no_orphan(root):
         assert len(blob_files(root)) < len(files)
         assert not removed
         stats = cache.stats()
-        assert stats.damaged == stats.index_resets == 0
+        assert stats.total.damaged == stats.index_resets == 0
         check_whole(cache, root)
         # The first turn's tail went in that commit; the second one stands.
         talk = Talk(cache, space(cache, ALL))

@@ -11,6 +11,7 @@ from kvport.snapshot.cache.policy import NamespaceSettings, Tier
 from kvport.snapshot.cache.records import RemovalReason
 from kvport.snapshot.errors import QuotaError
 from tests.cache.builder import (
+    HYBRID,
     check_account,
     find,
     open_cache,
@@ -68,7 +69,7 @@ def test_a_batch_of_many_segments_stays_below_the_quota(root):
         cache.flush()
         assert used(cache, ns) <= MIB
         # All are leased still: what finds no room is skipped, for this reason.
-        assert set(cache.stats().skipped) == {"quota"}
+        assert set(cache.stats().total.skipped) == {"quota"}
         for chain in chains:
             chain.close()
         cache.flush()
@@ -110,6 +111,61 @@ def test_a_lower_quota_holds_at_once_and_for_that_namespace_only(root):
         running.close()
         cache.flush()
         assert running.broken is None
+        check_account(cache, root)
+
+
+def test_what_a_quota_makes_pointless_goes_with_it(root):
+    """A point that goes takes along the rows that led to it only; plan and gc agree."""
+    removed = []
+    with open_cache(root, CAP, removed) as cache:
+        ns = space(cache, HYBRID)
+        for number in range(3):
+            store(cache, ns, prompt(number), [100, 200, 300], states=[300], size=SIZE)
+        one = used(cache, ns) // 3
+        for limit, left in ((3 * one - 1, (1, 2)), (one + one // 2, (2,))):
+            before = len(removed)
+            plan = cache.administration.plan(quotas={ns.id: limit})
+            assert plan.nbytes == used(cache, ns) - one * len(left)
+            assert plan == cache.administration.plan(quotas={ns.id: limit}, gc=True)
+            cache.configure(ns.id, quota(limit))
+            went = removed[before:]
+            assert len(went) == plan.nodes == 3
+            reasons = {RemovalReason.QUOTA, RemovalReason.POINTLESS}
+            assert {gone.reason for gone in went} == reasons
+            assert [n for n in range(3) if position(cache, ns, prompt(n))] == [*left]
+            assert not cache.administration.gc().nodes
+        check_account(cache, root)
+
+
+def test_of_a_namespace_beyond_its_quota_rows_without_a_point_go_first(root):
+    with open_cache(root, CAP) as cache:
+        ns = space(cache, HYBRID)
+        store(cache, ns, prompt(1), [100, 200], states=[200], size=SIZE)
+        good = used(cache, ns)
+        store(cache, ns, prompt(2), [100, 200], states=[], size=SIZE)
+        cache.configure(ns.id, quota(used(cache, ns) - 1))
+        assert used(cache, ns) == good
+        assert position(cache, ns, prompt(1)) == 200
+        check_account(cache, root)
+
+
+def test_a_quota_below_what_is_pinned_says_so_and_is_met_afterwards(root):
+    with open_cache(root, CAP) as cache:
+        ns = space(cache)
+        admin = cache.administration
+        tip = store(cache, ns, prompt(1), [100, 200], size=SIZE)
+        admin.pin(ns.id, tip, "a", 60)
+        held = used(cache, ns)
+        plan = admin.plan(quotas={ns.id: SIZE})
+        assert (plan.nodes, plan.over_quota) == (0, {ns.id: held - SIZE})
+        assert plan.missing == plan.in_use == held - SIZE
+        assert admin.plan().over_quota == {}
+        assert not cache.configure(ns.id, quota(SIZE)).nodes
+        assert [one.over_quota for one in admin.namespaces()] == [held - SIZE]
+        admin.unpin(ns.id, tip, "a")
+        admin.tick()
+        assert used(cache, ns) <= SIZE
+        assert [one.over_quota for one in admin.namespaces()] == [0]
         check_account(cache, root)
 
 

@@ -20,7 +20,7 @@ from tests.cache.builder import (
     store,
 )
 from tests.cache.test_damage import ENDS, ODD, cut, extend, flip, remove
-from tests.cache.test_tampering import OURS, TAMPERED, alter, filled, open_with
+from tests.cache.test_tampering import OURS, TAMPERED, alter, filled
 
 TOKENS = list(range(1000))
 
@@ -75,7 +75,7 @@ def test_a_damaged_blob_is_found_and_its_node_goes(root, layout, harm):
         scrub.run(None, threading.Event())
         progress = scrub.progress
         assert not progress.running
-        assert progress.damaged == cache.stats().damaged == 1
+        assert progress.damaged == cache.stats().total.damaged == 1
         # Those of the nodes below went with it, before or after they were read.
         assert blobs - len(layout.blob_classes) * 2 < progress.checked <= blobs
         assert time.time() - progress.completed < 60
@@ -114,8 +114,11 @@ def test_it_goes_on_where_it_was_stopped_after_a_reopening_too(root):
         assert scrub.progress.remaining == 5
         scrub.run(None, threading.Event())
         assert (scrub.progress.checked, scrub.progress.damaged) == (5, 0)
-        # Done: the next one begins anew.
-        assert scrub.progress.remaining == 12
+        # Done; the next one begins anew, and says so before its thread does.
+        assert scrub.progress.remaining == 0
+        scrub.begin()
+        began = scrub.progress
+        assert (began.running, began.checked, began.remaining) == (True, 0, 12)
         scrub.run(None, threading.Event())
         assert scrub.progress.damaged == 1
         completed = scrub.progress.completed
@@ -261,7 +264,7 @@ def test_beside_stores_and_evictions_it_finds_no_damage(root):
             thread.join(20)
         assert not thread.is_alive()
         assert {gone.reason for gone in removed} == {"evicted"}
-        assert not cache.stats().damaged
+        assert not cache.stats().total.damaged
         assert not scrub.progress.damaged
         assert len(rounds) > 1
         check_account(cache, root)
@@ -279,7 +282,7 @@ def test_a_planted_row_is_found_and_goes_with_what_hangs_on_it(root):
     ns, _ = filled(root)
     alter(root, TAMPERED["kinds"])
     removed = []
-    with open_with(root, OURS, removed) as cache:
+    with open_cache(root, removed=removed, mac_key=OURS) as cache:
         scrub = scrub_of(cache)
         scrub.run(None, threading.Event())
         assert (scrub.progress.tampered, scrub.progress.damaged) == (1, 0)

@@ -154,10 +154,10 @@ def test_numbers_are_true_through_evictions_prunings_and_reopening(root):
         # Without their points the rows are of no use, and go first.
         evicted = [n.counted.removed[RemovalReason.POINTLESS] for n in stats.namespaces]
         assert all(evicted)
-        assert sum(evicted) == stats.removed[RemovalReason.POINTLESS]
-        assert stats.removed.keys() == {RemovalReason.POINTLESS}
+        assert sum(evicted) == stats.total.removed[RemovalReason.POINTLESS]
+        assert stats.total.removed.keys() == {RemovalReason.POINTLESS}
         assert sum(n.nodes for n in stats.namespaces) + sum(evicted) == 90
-        assert stats.pruned, "points without a kind are not kept"
+        assert stats.total.pruned, "points without a kind are not kept"
         assert stats.total.pruned_blobs.total() == sum(
             n.counted.pruned_blobs.total() for n in stats.namespaces
         )
@@ -214,8 +214,8 @@ def test_a_commit_that_is_undone_leaves_no_trace_in_the_numbers(root, monkeypatc
         assert [n.kinds for n in after.namespaces] == [
             n.kinds for n in before.namespaces
         ]
-        assert after.written == before.written
-        assert after.skipped == {SkipReason.STORAGE: 3}
+        assert after.total.written == before.total.written
+        assert after.total.skipped == {SkipReason.STORAGE: 3}
 
 
 def test_lookups_of_requests_are_hits_and_misses_and_others_are_neither(root):
@@ -265,7 +265,7 @@ def test_a_directory_that_was_removed_by_hand_is_counted_and_leaves_the_gauge(ro
         shutil.rmtree(root / "ns" / ns.id)
         store(cache, ns, prompt(2), CUTS)
         stats = check_numbers(cache, root)
-        assert stats.removed == {RemovalReason.MISSING: 3}
+        assert stats.total.removed == {RemovalReason.MISSING: 3}
         assert [one.files for one in stats.namespaces] == [3]
 
 
@@ -326,14 +326,14 @@ def test_readings_agree_while_others_store_and_evict(root, monkeypatch):
             patch.setattr(cache._account, "change", slow_change)
             deadline = time.monotonic() + 2
             last = cache.stats()
-            while time.monotonic() < deadline or not last.removed:
+            while time.monotonic() < deadline or not last.total.removed:
                 stats = cache.stats()
                 check_reading(stats, blobs)
                 assert stats.total.hits >= last.total.hits
                 assert stats.total.written_bytes >= last.total.written_bytes
                 last = stats
         stats = check_numbers(cache, root)
-        assert set(stats.removed) == {RemovalReason.EVICTED}
+        assert set(stats.total.removed) == {RemovalReason.EVICTED}
         stored = sum(one.tokens for one in stats.namespaces)
         removed = 100 * stats.total.removed.total()
         assert stats.total.captured_tokens == stored + removed

@@ -12,6 +12,7 @@ from kvport.manifest.digests import BlobDigest
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import MIB
 from kvport.snapshot.cache import inventory, sweep
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.inventory import Difference, Inventory
 from kvport.snapshot.cache.records import BlobRef
 from tests.cache.builder import (
@@ -194,11 +195,10 @@ def test_b24_a_start_removes_in_batches(root):
     for path in root.glob("ns/*/*"):
         path.unlink()
     told = []
-    from kvport.snapshot.cache.cache import Cache
-
-    with Cache.open(
-        root, cap_bytes=5 * MIB, free_floor=0, on_removed=told.append
-    ) as cache:
+    opening = Opening(
+        root=root, cap_bytes=5 * MIB, free_floor=0, on_removed=told.append
+    )
+    with Cache.open(opening) as cache:
         assert sum(map(len, told)) == 4 * step
         assert max(map(len, told)) <= step
         check_account(cache, root)
@@ -210,7 +210,7 @@ def test_b26_a_smaller_cap_evicts_the_oldest_and_only_as_far_as_needed(root):
         ns = space(cache)
         for number in range(100):
             store(cache, ns, [number, *TOKENS], [300], size=size)
-        assert not cache.stats().removed
+        assert not cache.stats().total.removed
     with capture_logs() as logs, open_cache(root, 8 * MIB, removed) as cache:
         kept = [position(cache, ns, [n, *TOKENS]) > 0 for n in range(100)]
         # The oldest went, and nothing else.

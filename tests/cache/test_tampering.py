@@ -7,8 +7,6 @@ import attrs
 import pytest
 
 from kvport.manifest.identity import PointKind
-from kvport.manifest.limits import MIB
-from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.mac import RowMac
 from kvport.snapshot.cache.records import RemovalReason
 from kvport.snapshot.errors import ForeignRootError, GoneError
@@ -19,6 +17,7 @@ from tests.cache.builder import (
     check_account,
     claim,
     find,
+    open_cache,
     position,
     read_all,
     space,
@@ -30,13 +29,6 @@ ENDS = [256, 512, 700]
 OURS, THEIRS = b"o" * 32, b"t" * 32
 
 
-def open_with(root, key, removed=None):
-    told = [] if removed is None else removed
-    return Cache.open(
-        root, cap_bytes=64 * MIB, free_floor=0, on_removed=told.extend, mac_key=key
-    )
-
-
 def alter(root, *statements):
     with contextlib.closing(sqlite3.connect(root / "index.sqlite")) as connection:
         for statement in statements:
@@ -46,7 +38,7 @@ def alter(root, *statements):
 
 def filled(root):
     """Two paths with everything; the middle node of the first has row 2."""
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         ns = space(cache, ALL)
         options = {"provenance": claim(origins=[OTHER])}
         tip = store(cache, ns, TOKENS, ENDS, kinds={512: {PointKind.FORK}}, **options)
@@ -82,7 +74,7 @@ def test_a_row_that_was_altered_goes_with_all_below_it(root, statement):
     ns, tip = filled(root)
     alter(root, statement)
     removed = []
-    with open_with(root, OURS, removed) as cache:
+    with open_cache(root, removed=removed, mac_key=OURS) as cache:
         match = find(cache, ns, TOKENS)
         assert match.position == 256
         read_all(cache, ns, match.nodes)
@@ -118,7 +110,7 @@ def test_a_row_that_was_altered_goes_with_all_below_it(root, statement):
 def test_a_path_with_a_planted_head_restores_nothing(root, statement):
     ns, tip = filled(root)
     alter(root, statement)
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         space(cache, ALL)
         assert find(cache, ns, TOKENS) is None
         with pytest.raises(GoneError):
@@ -132,12 +124,12 @@ def test_a_path_asked_for_by_name_is_held_to_its_macs_too(root):
     ns, tip = filled(root)
     alter(root, "UPDATE node SET kinds = 1 WHERE n = 2")
     removed = []
-    with open_with(root, OURS, removed) as cache:
+    with open_cache(root, removed=removed, mac_key=OURS) as cache:
         with pytest.raises(GoneError):
             cache.path(ns, tip)
         assert {gone.reason for gone in removed} == {RemovalReason.TAMPERED}
         assert sorted(gone.end for gone in removed) == [512, 700]
-        assert cache.stats().removed == {RemovalReason.TAMPERED: 2}
+        assert cache.stats().total.removed == {RemovalReason.TAMPERED: 2}
 
 
 def test_a_planted_row_does_not_become_ours_by_being_stored_again(root):
@@ -147,7 +139,7 @@ def test_a_planted_row_does_not_become_ours_by_being_stored_again(root):
         "UPDATE node SET kinds = 15 WHERE n = 3",
         "INSERT INTO attest VALUES (3, 2)",
     )
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         assert store(cache, ns, TOKENS, ENDS) == tip
         last = cache.path(ns, tip)[-1]
         assert not last.kinds
@@ -158,7 +150,7 @@ def test_a_planted_row_does_not_become_ours_by_being_stored_again(root):
 def test_a_planted_row_does_not_become_ours_by_losing_a_blob(root):
     ns, tip = filled(root)
     alter(root, "INSERT INTO attest VALUES (3, 2)")
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         assert not cache._index.is_sealed(3)
         with cache._index.transaction():
             cache._index.drop(3, ["state"], [])
@@ -183,16 +175,16 @@ def test_a_cache_of_another_home_is_left_alone(root, key):
     ns, _ = filled(root)
     before = {path: path.stat().st_size for path in root.rglob("*")}
     with pytest.raises(ForeignRootError, match="another home"):
-        open_with(root, key)
+        open_cache(root, mac_key=key)
     assert {path: path.stat().st_size for path in root.rglob("*")} == before
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         assert position(cache, ns, TOKENS) == 700
         assert cache.stats().index_resets == 0
 
 
 def test_what_is_changed_by_us_is_sealed_again(root):
     ns, tip = filled(root)
-    with open_with(root, OURS) as cache:
+    with open_cache(root, mac_key=OURS) as cache:
         before = cache.path(ns, tip)
         store(cache, ns, TOKENS, ENDS, provenance=COLD, kinds={700: {PointKind.REPLY}})
         after = cache.path(ns, tip)

@@ -5,11 +5,11 @@ from structlog.testing import capture_logs
 
 from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import encode_tokens
-from kvport.snapshot.cache.budget import WriteBudget
+from kvport.snapshot.cache.budget import Allowance, WriteBudget
 from kvport.snapshot.cache.policy import NamespaceSettings, Tier
 from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.cache.stats import Counters
-from kvport.snapshot.errors import TierError
+from kvport.snapshot.errors import StorageError, TierError, WriteBudgetError
 from tests.cache.builder import (
     HYBRID,
     blob_files,
@@ -44,7 +44,7 @@ def test_read_only_restores_and_takes_nothing(cache, root, ns):
     with capture_logs() as logs:
         chain = append(cache, ns, [300, 400], tip=tip, start=200)
     assert chain.broken == "tier"
-    assert cache.stats().skipped == {"tier": 2}
+    assert cache.stats().total.skipped == {"tier": 2}
     with cache.reserve(1) as held, pytest.raises(TierError):
         cache.admit(ns, nodes, {}, held)
     assert blob_files(root) == files
@@ -84,7 +84,7 @@ def test_writes_stop_at_the_hours_budget(cache, root, ns):
     other = space(cache, model=1)
     chain = append(cache, ns, range(100, 600, 100), size=120_000)
     assert chain.broken == "write_budget"
-    assert cache.stats().skipped == {"write_budget": 1}
+    assert cache.stats().total.skipped == {"write_budget": 1}
     assert position(cache, ns, PROMPT) == 400
     assert append(cache, ns, [50], size=120_000).broken == "write_budget"
     # What is stored already costs nothing.
@@ -103,12 +103,21 @@ def test_the_hour_slides():
         now[0] += 600
     assert budget.spent("a") == 60
     assert budget.spent("b") == 0
-    assert not budget.allows("a", 1, 60)
-    assert budget.allows("a", 1, None)
+    allowance = Allowance(budget, "a")
+    with pytest.raises(WriteBudgetError, match="0 are left"):
+        allowance.cover(1, 60)
+    allowance.cover(1, None)
+    allowance.release()
     now[0] += 120
     assert budget.spent("a") == 50
-    assert budget.allows("a", 10, 60)
-    now[0] += 3600
+    allowance.cover(10, 60)
+    with pytest.raises(WriteBudgetError):
+        Allowance(budget, "a").cover(1, 60)
+    allowance.spend(4)
+    allowance.release()
+    assert budget.spent("a") == 54
+    Allowance(budget, "a").cover(6, 60)
+    now[0] += 3660
     assert budget.spent("a") == 0
 
 
@@ -125,3 +134,29 @@ def test_the_hours_budget_is_spent_still_when_the_cache_was_opened_again(root, t
         time.boot += 3700  # as after sleep, with a wall clock that was set back
         assert append(cache, ns, [50], size=120_000).broken is None
         check_account(cache, root)
+
+
+def test_what_was_written_is_spent_although_the_batch_was_undone(
+    cache, root, ns, monkeypatch
+):
+    def refuse(*_):
+        raise StorageError("the volume refused")
+
+    cache.configure(ns.id, NamespaceSettings(write_bytes_per_hour=200_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._files, "publish", refuse)
+        assert append(cache, ns, [100], size=120_000).broken == "storage"
+    assert not blob_files(root)
+    assert cache._counters.budget.spent(ns.id) >= 120_000
+    assert append(cache, ns, [100], size=120_000).broken == "write_budget"
+    check_account(cache, root)
+
+
+def test_what_an_import_is_about_to_write_is_not_written_by_others(cache, ns):
+    cache.configure(ns.id, NamespaceSettings(write_bytes_per_hour=300_000))
+    allowance = cache.allow(ns, 200_000)
+    with pytest.raises(WriteBudgetError):
+        cache.allow(ns, 200_000)
+    assert append(cache, ns, [100], size=120_000).broken == "write_budget"
+    allowance.release()
+    assert append(cache, ns, [100], size=120_000).broken is None

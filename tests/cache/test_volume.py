@@ -12,7 +12,7 @@ import pytest
 
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.errors import (
     CacheAbsentError,
     CacheInUseError,
@@ -21,7 +21,7 @@ from kvport.snapshot.errors import (
     MissingRootError,
     StorageError,
 )
-from kvport.snapshot.volume import Place, Volume, VolumeState
+from kvport.snapshot.volume import Volume, VolumeState
 from tests.cache.builder import (
     blob_files,
     check_account,
@@ -60,19 +60,13 @@ def filled(root: Path) -> str:
         return cache.root_id
 
 
-def place(root: Path, expected: str | None = None, cap: int = 64 * MIB) -> Place:
-    return Place(
-        root=root,
-        free_floor=0,
-        cap_bytes=cap,
-        on_removed=lambda _: None,
-        expected_root=expected,
-    )
+def at(root: Path, expected: str | None = None, cap: int = 64 * MIB) -> Opening:
+    return Opening(root=root, free_floor=0, cap_bytes=cap, expected_root=expected)
 
 
 @contextlib.contextmanager
 def opened(root: Path, expected: str | None = None, **options):
-    volume = Volume.open(place(root, expected, **options), (space,), INTERVAL)
+    volume = Volume.open(at(root, expected, **options), (space,), INTERVAL)
     try:
         yield volume
     finally:
@@ -165,7 +159,7 @@ def test_a_volume_that_goes_and_comes_back_while_running(home, away):
         assert again is not cache
         assert position(again, ns, [7, *TOKENS]) == 256
         # Counted across the loss.
-        assert again.stats().skipped == {"absent": 2}
+        assert again.stats().total.skipped == {"absent": 2}
         store(again, ns, [7, *TOKENS], ENDS)
         check_account(again, root)
 
@@ -327,7 +321,7 @@ def test_a_root_that_is_read_only_is_used_again_when_it_is_not(home, monkeypatch
         store(volume.cache, ns, TOKENS, ENDS)
         with read_only(root, monkeypatch):
             until(volume, VolumeState.READ_ONLY)
-            with pytest.raises(CacheAbsentError, match="written"):
+            with pytest.raises(CacheAbsentError, match="read-only"):
                 _ = volume.cache
         until(volume, VolumeState.OK)
         restores(volume, root)
@@ -396,7 +390,7 @@ def test_a_volume_that_fails_is_tried_again(home, monkeypatch):
             assert chain.broken == "storage"
         until(volume, VolumeState.OK)
         restores(volume, root)
-        assert volume.cache.stats().skipped == {"storage": 3}
+        assert volume.cache.stats().total.skipped == {"storage": 3}
 
 
 def test_one_batch_that_fails_does_not_cost_the_cache(home, monkeypatch):
@@ -427,16 +421,16 @@ def test_one_batch_that_fails_does_not_cost_the_cache(home, monkeypatch):
 
 def test_what_is_wrong_with_the_setting_is_fatal_at_start(home, tmp_path):
     with pytest.raises(MissingRootError):
-        Volume.open(place(tmp_path / "no" / "such" / "place"))
+        Volume.open(at(tmp_path / "no" / "such" / "place"))
     (home / "thesis.tex").write_text("all of it")
     with pytest.raises(ForeignRootError):
-        Volume.open(place(home))
+        Volume.open(at(home))
     with pytest.raises(ForeignRootError):
-        Volume.open(place(home / "thesis.tex"))
+        Volume.open(at(home / "thesis.tex"))
     with pytest.raises(CapacityError):
-        Volume.open(place(tmp_path / "small", cap=MIB))
+        Volume.open(at(tmp_path / "small", cap=MIB))
     with open_cache(tmp_path / "taken"), pytest.raises(CacheInUseError):
-        Volume.open(place(tmp_path / "taken"))
+        Volume.open(at(tmp_path / "taken"))
 
 
 def test_a_root_with_another_owner_is_taken_once_that_has_ended(home, away):
@@ -557,7 +551,7 @@ def test_closing_does_not_wait_for_a_volume_that_hangs(root, hung):
     assert chain.broken == "deadline"
     chain.append(three)
     chain.close()
-    assert cache.stats().skipped == {"deadline": 3}
+    assert cache.stats().total.skipped == {"deadline": 3}
     with pytest.raises(CacheAbsentError):
         cache.flush()
     # Something may yet be written: the root is ours until then.

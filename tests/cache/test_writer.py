@@ -18,7 +18,7 @@ from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
 from kvport.snapshot.cache import writer as module
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.chain import Item
 from kvport.snapshot.cache.writer import Writer
 from kvport.snapshot.errors import CapacityError, GoneError
@@ -78,7 +78,7 @@ def test_equal_blobs_in_one_batch_are_written_once(cache, ns, root):
     cache.flush()
     assert chains[0].tip == chains[1].tip == find(cache, ns, TOKENS).tip
     assert len(blob_files(root)) == 3
-    assert cache.stats().written == {BlobClass.KV: 3000}
+    assert cache.stats().total.written == {BlobClass.KV: 3000}
     for chain in chains:
         chain.close()
     cache.flush()
@@ -199,7 +199,7 @@ def test_b28_what_a_close_could_not_store_is_counted(root, monkeypatch):
         cache.close()
     [dropped] = [line for line in logs if line["event"] == "cache_queue_dropped"]
     assert (dropped["segments"], dropped["nbytes"]) == (12, 1_200_000)
-    assert cache.stats().skipped == {"deadline": 12}
+    assert cache.stats().total.skipped == {"deadline": 12}
     assert {chain.broken for chain in chains} == {"deadline"}
     leave.set()
     cache._writer._thread.join(20)
@@ -269,8 +269,8 @@ def test_b29_a_kill_in_the_middle_of_the_last_flush_leaves_a_valid_index(root):
         child.kill()
     with open_cache(root) as cache:
         stats = cache.stats()
-        assert stats.index_resets == stats.damaged == 0
-        assert not stats.removed
+        assert stats.index_resets == stats.total.damaged == 0
+        assert not stats.total.removed
         for number in range(12):
             match = find(cache, space(cache), [number, *TOKENS])
             assert read_all(cache, space(cache), match.nodes)
@@ -295,7 +295,7 @@ def test_b35_a_failed_save_of_a_block_rolls_back_it_and_all_after_it(
         chain.close()
         cache.flush()
         assert chain.broken == "storage"
-        assert cache.stats().skipped == {"storage": len(cuts) - k}
+        assert cache.stats().total.skipped == {"storage": len(cuts) - k}
         assert position(cache, ns, TOKENS) == 100 * k
         assert len(blob_files(root)) == k
         check_account(cache, root)
@@ -356,7 +356,7 @@ def fail_in_a_batch(cache, root, monkeypatch, call, fault):
         cache._writer._store.store(batch)
     assert chain.broken == reason
     assert chain.tip == ROOT_NODE
-    assert cache.stats().skipped == {reason: 3}
+    assert cache.stats().total.skipped == {reason: 3}
     assert blob_files(root) == before
     check_account(cache, root)
     tip = store(cache, ns, [7, *TOKENS], ENDS)
@@ -383,7 +383,7 @@ def test_a_volume_full_of_old_state_is_no_reason_to_stop(root, monkeypatch, call
         cache.flush()
         read_all(cache, ns, find(cache, ns, [7, *TOKENS]).nodes)
         # About as much as was needed, and a reserve: not all.
-        assert cache.stats().removed == {"evicted": 2}
+        assert cache.stats().total.removed == {"evicted": 2}
         assert position(cache, ns, TOKENS) == 256
         check_account(cache, root)
 
@@ -392,8 +392,8 @@ def test_a_callback_that_fails_does_not_end_the_writer(root):
     def failing(_removed):
         raise RuntimeError("a defect elsewhere")
 
-    cache = Cache.open(root, cap_bytes=4 * MIB, free_floor=0, on_removed=failing)
-    with cache:
+    opening = Opening(root=root, cap_bytes=4 * MIB, free_floor=0, on_removed=failing)
+    with Cache.open(opening) as cache:
         ns = space(cache)
         for number in range(20):
             chain = cache.chain(ns, ROOT_NODE, "test")
@@ -458,11 +458,11 @@ def test_many_threads_at_a_tiny_cap(root):
         cache.flush()
         assert not over
         stats = cache.stats()
-        assert stats.damaged == 0
+        assert stats.total.damaged == 0
         assert stats.leases == 0
-        assert stats.removed["evicted"] > 0
-        assert "internal" not in stats.skipped
+        assert stats.total.removed["evicted"] > 0
+        assert "internal" not in stats.total.skipped
         check_account(cache, root)
     with open_cache(root, cap) as cache:
-        assert not cache.stats().removed
+        assert not cache.stats().total.removed
         check_account(cache, root)

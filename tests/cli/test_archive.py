@@ -149,8 +149,8 @@ def test_verify_refuses_an_unknown_signer(cli, file):
     assert cli.refusal("verify", str(file)) == "untrusted_key"
 
 
-def test_verify_without_a_home_trusts_nobody(cli, file):
-    assert cli.refusal("verify", str(file)) == "untrusted_key"
+def test_verify_without_a_home_says_so(cli, file):
+    assert cli.refusal("verify", str(file)) == "no_home"
     assert not cli.home.exists()
 
 
@@ -187,6 +187,14 @@ def test_a_missing_file_is_refused_by_name(cli, tmp_path):
     missing = str(tmp_path / "missing.kvport")
     assert cli.refusal("inspect", missing) == "local_file"
     assert missing in cli.run("inspect", missing).stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_file_that_is_none_of_ours_is_called_so(trusting, tmp_path, command):
+    log = tmp_path / "server.log"
+    log.write_text("a line of a log\n" * 10)
+    shown = trusting.run(command, str(log)).stderr
+    assert "the file is no kvport artifact" in shown
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

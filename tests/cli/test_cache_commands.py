@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvport.api.cli.output import format_bytes
 from kvport.api.demo.servers import starting_server
 from kvport.snapshot.home_lock import lock
+from kvport.snapshot.units import format_bytes
 from tests.cache.builder import walk
 from tests.cli.conftest import Cli
 
@@ -121,6 +121,8 @@ def test_scrub_starts_in_the_server(server):
     server.json("complete", text(), "--max-tokens", "4")
     assert server.json("cache", "scrub", "--rate", "1")["running"]
     assert server.json("cache", "scrub", "--status")["running"]
+    again = server.run("cache", "scrub", "--rate", "1")
+    assert "`kvport cache scrub --status`" in again.stderr
     assert not server.json("cache", "scrub", "--stop")["running"]
 
 
@@ -148,7 +150,9 @@ def test_looking_removes_nothing(offline):
     before = offline.json("cache", "namespace")
     files = sorted((offline.home / "cache").rglob("*"))
     plan = offline.json("cache", "plan", "--cap", "4MiB")
-    for command in (["plan"], ["stats"], ["pins"], ["scrub", "--status"]):
+    for command in (
+        ["plan"], ["stats"], ["pins"], ["artifacts"], ["scrub", "--status"],
+    ):  # fmt: skip
         offline.json("cache", *command)
     assert offline.json("cache", "namespace") == before
     assert sorted((offline.home / "cache").rglob("*")) == files
@@ -163,6 +167,7 @@ def test_settings_are_kept_for_the_next_start(offline):
     assert one["settings"]["quota_bytes"] == quota
     assert one.pop("freed_bytes") == held - one["bytes"] == plan["bytes"] > 0
     assert one.pop("removed") == {"quota": plan["segments"]}
+    assert one.pop("warnings") == []
     assert namespace(offline, "llama") == one
     shown = offline.run("cache", "namespace", "set", "llama", "--quota", "1").stdout
     assert "segments removed: quota" in shown
@@ -205,7 +210,7 @@ def test_b21_clear_works_with_nothing_loaded_and_for_all_kinds(offline):
     assert part["freed_bytes"] == of_state > 0
     rest = offline.json("cache", "clear", "--yes")
     assert rest["freed_bytes"] == held - of_state
-    assert rest["kept"] == {"leased": 0, "pinned": 0}
+    assert rest["kept"] == {"leased": 0, "pinned": 0, "shared": 0}
     stats = offline.json("cache", "stats")
     assert stats["cache"]["account"]["blobs"] == 0
     assert stats["total_bytes"] == walk(offline.home / "cache")
@@ -238,11 +243,55 @@ def test_gc_and_scrub_run_here(offline):
     assert offline.json("cache", "gc", "--yes")["freed_bytes"] >= 0
     again = offline.json("cache", "scrub", "--rate", "1GiB")
     assert again["damaged"] == 0
-    assert "damaged    0 files" in offline.run("cache", "scrub").stdout
-    completed = offline.json("cache", "scrub", "--status")["completed"]
+    assert "damaged         0 files" in offline.run("cache", "scrub").stdout
+    status = offline.json("cache", "scrub", "--status")
+    completed = status["completed"]
     assert completed is not None
+    assert (status["running"], status["remaining"]) == (False, 0)
     assert completed in offline.run("cache", "scrub", "--status").stdout
     assert "no scrub is running" in offline.run("cache", "scrub", "--stop").stderr
+
+
+def test_gc_with_no_state_to_remove_does_not_ask(offline):
+    code, shown = on_terminal(offline, b"", "cache", "gc")
+    assert (code, "[y/N]" in shown) == (0, False)
+    assert "0 B freed" in shown
+
+
+def test_a_quota_above_the_cap_is_said(server):
+    command = ("cache", "namespace", "set", "llama", "--quota")
+    assert server.json(*command, "128MiB")["warnings"] == []
+    [warning] = server.json(*command, "300MiB")["warnings"]
+    assert "above what the cache may hold" in warning
+    assert f"warning: {warning}" in server.run(*command, "300MiB").stderr
+    assert server.json(*command, "none")["warnings"] == []
+
+
+def test_after_unpin_a_quota_is_met_at_once(server):
+    asked = text()
+    server.json("complete", asked, "--max-tokens", "4", "--pin", "zed=5m")
+    command = ("cache", "namespace", "set", "llama", "--quota")
+    one = server.json(*command, "4KiB")
+    assert one["over_quota_bytes"] > 0
+    assert str(one["over_quota_bytes"]) in one["warnings"][0]
+    plan = server.json("cache", "plan", "--quota", "llama=4KiB")
+    assert plan["over_quota_bytes"] == {one["id"]: one["over_quota_bytes"]}
+    assert plan["missing_bytes"] == plan["in_use_bytes"] == one["over_quota_bytes"]
+    shown = server.run("cache", "plan").stdout
+    assert f"above the quota of {one['id'][:8]}" in shown
+    ended = server.json("cache", "unpin", "zed")
+    assert ended["released"] == 1
+    assert ended["freed_bytes"] >= one["over_quota_bytes"]
+    assert namespace(server, "llama")["over_quota_bytes"] == 0
+    server.json(*command, "none")
+
+
+def test_an_unknown_number_of_a_retention_is_told_from_those_there_are(offline):
+    for wrong in ("oldest=3", "prompts=2,foo=1"):
+        result = offline.run("cache", "namespace", "set", "llama", "--retention", wrong)
+        shown = " ".join(result.output.replace("│", " ").split())
+        assert result.exit_code == 2
+        assert "newest, every, forks, prompts, replies" in shown
 
 
 def test_clear_asks_on_a_terminal_and_needs_yes_without(offline):
@@ -280,7 +329,7 @@ def test_gc_shows_what_goes_and_asks(offline, request):
 
 
 def test_a_plan_takes_the_limits_of_serve(offline):
-    assert offline.refusal("cache", "plan", "--cap", "1KiB") == "capacity"
+    assert offline.refusal("cache", "plan", "--cap", "1KiB") == "cap"
     everything = sum(
         one["bytes"] for one in offline.json("cache", "namespace")["namespaces"]
     )
@@ -322,7 +371,7 @@ def test_commands_without_a_server_load_neither_mlx_nor_the_framework(offline):
         "from click.testing import CliRunner\n"
         "from kvport.api.cli.commands import root\n"
         f"home = {str(offline.home)!r}\n"
-        "for command in ('stats', 'namespace', 'plan', 'gc', 'pins', 'scrub'):\n"
+        "for command in ('stats', 'namespace', 'plan', 'gc', 'pins', 'artifacts'):\n"
         "    more = ['--yes'] if command == 'gc' else []\n"
         "    args = ['cache', command, '--home', home, '--json', *more]\n"
         "    assert CliRunner().invoke(root, args).exit_code == 0, command\n"

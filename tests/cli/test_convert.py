@@ -149,7 +149,10 @@ def test_a_prompt_goes_with_a_prompt_cache_and_with_nothing_else(
 def test_what_is_not_there_is_named(cli, model_dir, tmp_path):
     model = ["--model", str(model_dir("llama"))]
     output = ["-o", str(tmp_path / "x")]
-    assert cli.refusal("convert", str(tmp_path / "no"), *model, *output) == "no_home"
+    assert cli.refusal("convert", str(tmp_path / "no"), *model, *output) == "local_file"
+    there = tmp_path / "there"
+    there.write_bytes(b"")
+    assert cli.refusal("convert", str(there), *model, *output) == "no_home"
     cli.json("keys", "init")
     assert cli.refusal("convert", str(tmp_path / "no"), *model, *output) == "local_file"
     path = tmp_path / "file"

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from kvport.api.demo.servers import starting_server
 from kvport.api.run_file import running
 from kvport.snapshot.keyring import Keyring
 from tests.cache.builder import walk
+from tests.cli.conftest import Cli
 
 ROOM = ["--max-tokens", "4"]
 FIRST_CHARACTERS = itertools.count(0x410)
@@ -37,7 +39,7 @@ def pair(server, other_server):
 def test_complete_says_what_is_pinned(server, prompt):
     done = server.run("complete", prompt, *ROOM, "--pin", "zed=5m")
     assert done.exit_code == 0, done.output
-    assert f"{len(prompt) + 4} tokens are pinned until 20" in done.stderr
+    assert f"{len(prompt) + 4} restorable tokens are pinned until 20" in done.stderr
     ended = server.run("cache", "unpin", "zed")
     assert (ended.exit_code, ended.stdout) == (0, "1 pin ended\n")
 
@@ -140,6 +142,16 @@ def test_export_writes_a_file_that_the_other_server_imports(pair, prompt, tmp_pa
     answer = server.json("complete", prompt, *ROOM)
     file = tmp_path / "prefix.kvport"
     exported = server.json("export", prompt, "-o", str(file))
+    listed = server.json("cache", "artifacts")["artifacts"]
+    assert exported["artifact_id"] not in {one["artifact_id"] for one in listed}
+    kept = server.json("export", prompt, "--keep", "-o", str(file.with_name("kept")))
+    assert kept["prompt_tokens"] == exported["prompt_tokens"]
+    [one] = (
+        one
+        for one in server.json("cache", "artifacts")["artifacts"]
+        if one["artifact_id"] == kept["artifact_id"]
+    )
+    assert (one["direction"], one["stored"]) == ("exported", True)
     assert exported["size_bytes"] == file.stat().st_size
     assert exported["restorable_tokens"] >= len(prompt) - 1
     assert exported["model"] == "llama"
@@ -315,17 +327,53 @@ def test_models_are_loaded_and_unloaded(server, model_dir):
         *("--name", "extra", "--keep-alive", "1h"),
     )
     assert (loaded["name"], loaded["keep_alive"]) == ("extra", 3600)
-    assert "3600 s" in server.run("models", "list").stdout
+    assert "  1h\n" in server.run("models", "list").stdout
     args = ("models", "load", str(model_dir("llama")), "--name", "extra")
     assert server.refusal(*args) == "model_loaded"
     gone = server.json("models", "unload", "extra")
     assert gone["model"] == "extra"
     assert gone["weight_bytes"] > 0
-    assert server.refusal("models", "unload", "extra") == "unknown_model"
+    assert server.refusal("models", "unload", "extra") == "model_unloaded"
     again = server.run("models", "load", str(model_dir("llama")), "--name", "extra")
     assert again.exit_code == 0
     assert "extra is loaded (cache on)" in again.stderr
     assert "weights are free" in server.run("models", "unload", "extra").stderr
+
+
+def test_min_tokens_above_the_prompt_is_a_mistake_of_the_request(server, tmp_path):
+    file = str(tmp_path / "x")
+    asked = ("export", "short", "-o", file, "--min-tokens", "5000")
+    assert server.refusal(*asked) == "bad_request"
+    assert "above the" in server.run(*asked).stderr
+
+
+def test_a_file_that_is_missing_is_said_before_all_else(cli):
+    for command in (
+        ["import", "nofile"],
+        ["verify", "nofile"],
+        ["convert", "nofile", "--model", "x", "-o", "y"],
+    ):
+        assert cli.refusal(*command) == "local_file"
+
+
+def test_models_that_were_unloaded_are_listed(server, model_dir):
+    server.run("models", "load", str(model_dir("llama")), "--name", "brief",
+               "--keep-alive", "5m")  # fmt: skip
+    assert "5m" in server.run("models", "list").stdout
+    server.run("models", "unload", "brief")
+    listed = server.run("models", "list")
+    assert "brief" not in listed.stdout
+    assert "brief was unloaded at" in listed.stderr
+    assert "brief" in {m["name"] for m in server.json("models", "list")["unloaded"]}
+
+
+def test_a_server_without_models_says_which_it_had(tmp_path, model_dir):
+    cli = Cli(tmp_path / "home")
+    with starting_server(cli.home, [str(model_dir("llama"))]) as process:
+        process.await_ready()
+        cli.run("models", "unload", "llama")
+        assert cli.refusal("complete", "x") == "no_model"
+        assert "llama was unloaded at" in cli.run("complete", "x").stderr
 
 
 def test_a_server_with_two_models_wants_a_name(other_server, prompt):
@@ -337,7 +385,7 @@ def test_an_unknown_model_is_refused(server, prompt):
 
 
 def test_without_a_server_the_refusal_says_so(cli, prompt):
-    assert cli.refusal("cache", "artifacts") == "no_server"
+    assert cli.refusal("cache", "artifacts") == "no_home"
     assert cli.refusal("complete", prompt) == "no_server"
     said = cli.run("complete", prompt).stderr
     assert f"no server runs on the home {cli.home}" in said

@@ -3,11 +3,12 @@
 import pytest
 import rich_click as click
 
-from kvport.api.cli.options import Size
-from kvport.api.cli.output import format_bytes, report
+from kvport.api.cli.options import SIZE
+from kvport.api.cli.output import report
 from kvport.api.errors import BadRequestError
 from kvport.manifest.errors import BindingMismatchError
 from kvport.manifest.identity import fingerprint
+from kvport.snapshot.units import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,13 @@ from kvport.manifest.identity import fingerprint
     ],
 )
 def test_sizes_are_read(text, size):
-    assert Size().convert(text, None, None) == size
+    assert SIZE.convert(text, None, None) == size
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1", "1e9", "8 gigs", "1,5G", "0", "0.1"])
 def test_other_texts_are_no_sizes(text):
     with pytest.raises(click.BadParameter):
-        Size().convert(text, None, None)
+        SIZE.convert(text, None, None)
 
 
 @pytest.mark.parametrize(

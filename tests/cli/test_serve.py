@@ -138,7 +138,7 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path, home):
 
 def test_a_cap_that_is_too_small_leaves_no_home_behind(home, model):
     code, _ = refusal(home, "--model", model, "--cap", "1KiB", "--port", "0")
-    assert code == "capacity"
+    assert code == "cap"
     assert not home.exists()
     home.mkdir()
     refusal(home, "--model", model, "--cap", "1KiB", "--port", "0")

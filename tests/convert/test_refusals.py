@@ -17,7 +17,7 @@ from kvport.manifest.errors import (
     UntrustedKeyError,
 )
 from kvport.manifest.identity import Lineage, Provenance
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.engine.convert import store_caches
 from kvport.snapshot.errors import (
     BadPromptError,
@@ -322,9 +322,7 @@ def test_rows_that_a_smaller_window_dropped_are_missed(tmp_path):
     mx.eval(toy(mx.array([tokens_of(30)]), cache=caches))
     said = Provenance(Lineage.DERIVED, NUMERICS, frozenset({KEY.public.key_id}))
     root = tmp_path / "cache"
-    with Cache.open(
-        root, cap_bytes=None, free_floor=0, on_removed=lambda _: None
-    ) as cache:
+    with Cache.open(Opening(root=root, free_floor=0)) as cache:
         namespace = cache.namespace(identity_of(layout), "default", 16)
         store_caches(cache, namespace, caches, tokens_of(30), said)
         for token in tokens_of(60)[30:]:

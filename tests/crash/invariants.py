@@ -121,9 +121,9 @@ def losses(place: Place, *, damaged: bool, began: bool) -> Iterator[str]:
     stats = place.cache.stats()
     if stats.index_resets and began:
         yield "the index was lost"
-    if not damaged and (lost := DAMAGE & stats.removed.keys()):
+    if not damaged and (lost := DAMAGE & stats.total.removed.keys()):
         yield f"nodes were lost: {sorted(lost)}"
-    if stats.damaged:
+    if stats.total.damaged:
         yield "blobs were damaged"
 
 

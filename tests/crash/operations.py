@@ -15,7 +15,7 @@ from kvport.manifest.keys import SigningKey
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.snapshot.cache.retention import Retention
-from tests.cache.builder import encode_tokens, segments, select
+from tests.cache.builder import encode_tokens, judge, segments, select
 from tests.crash.places import HomePlace, Place, TightPlace
 from tests.crash.wants import Want
 from tests.transfer.world import TOKENS, Home
@@ -182,9 +182,8 @@ def clear(place: Place, base: Path, ack: Acknowledge) -> None:
 
 def collect(place: Place, base: Path, ack: Acknowledge) -> None:
     """Collect the state of a namespace that cannot be used any more."""
-    dense, admin = place.space("dense"), place.cache.administration
-    admin.set_compatibility(lambda _: {dense.id: "gone"})
-    admin.gc()
+    judge(place.cache, {place.space("dense").id: "gone"})
+    place.cache.administration.gc()
     for number in (8, 9):
         ack(Want("gone", "dense", prompt(number)))
     if put(place, "other", prompt(4), [100, 300]):

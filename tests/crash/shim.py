@@ -20,15 +20,15 @@ linux_only = pytest.mark.skipif(
 SOURCE = Path(__file__).with_name("shim.c")
 
 
-def build(directory: Path) -> Path:
-    """Compile the shim; without a C compiler the matrix fails, it is not skipped."""
+def build(directory: Path, source: Path = SOURCE) -> Path:
+    """Compile a shim; without a C compiler the matrix fails, it is not skipped."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         pytest.fail("the crash matrix needs a C compiler: cc, gcc or clang")
-    library = directory / "shim.so"
+    library = directory / f"{source.stem}.so"
     subprocess.run(
         [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-         "-o", library, SOURCE, "-ldl", "-lpthread"],
+         "-o", library, source, "-ldl", "-lpthread"],
         check=True,
     )  # fmt: skip
     return library

@@ -44,7 +44,7 @@ def test_a_start_finds_files_where_there_is_no_row_at_all(recorded):
         ("begin", (Op.FSYNC, "cache/ballast"), "fsync,unlink"),
         # Not SQLite's own calls, and so not its errors.
         ("clear", (Op.CREATE, "cache/index.sqlite-wal"), "unlink"),
-        ("begin", (Op.CREATE, "cache/index.sqlite"), "chmod"),
+        ("begin", (Op.CREATE, "cache/index.sqlite"), "fsync"),
     ],
 )
 def test_what_a_failing_volume_keeps_is_on_the_account(recorded, name, at, ops, error):

@@ -11,7 +11,8 @@ import pytest
 from kvport.manifest.identity import PointKind
 from kvport.manifest.keys import SigningKey
 from kvport.manifest.tokens import encode_tokens
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
+from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.records import Selection
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.requests import Failed, Generated, Request, Started
@@ -78,16 +79,22 @@ class Rig:
     """Engine, cache and one model called `m`."""
 
     def __init__(
-        self, root: Path, model: Path, tuning: Tuning, key: SigningKey, block: int
+        self,
+        root: Path,
+        model: Path,
+        tuning: Tuning,
+        key: SigningKey,
+        *,
+        block: int,
+        clocks: Clocks,
     ):
         self.root, self.key = root, key
         self.block = block
         self.closed = False
         self.local = key.public.key_id
         self.cache_root = root / "cache"
-        self.cache = Cache.open(
-            self.cache_root, cap_bytes=None, free_floor=0, on_removed=lambda _: None
-        )
+        opening = Opening(root=self.cache_root, free_floor=0, clocks=clocks)
+        self.cache = Cache.open(opening)
         self.engine = Engine(tuning)
         self.files = FileDigests(root / "digests.json")
         try:
@@ -142,12 +149,23 @@ def rig(tmp_path, model_dir):
     """Open rigs; the same `home` name opens the same cache again."""
     opened, keys = [], {}
 
-    def open_rig(model="llama", home="a", chunk=512, stride=4096, block=256, **tuning):
+    def open_rig(
+        model="llama",
+        home="a",
+        chunk=512,
+        stride=4096,
+        block=256,
+        *,
+        clocks=SYSTEM,
+        **tuning,
+    ):
         directory = model if isinstance(model, Path) else model_dir(model)
         (tmp_path / home).mkdir(exist_ok=True)
         key = keys.setdefault(home, SigningKey.generate())
         settings = Tuning(chunk=chunk, stride=stride, **tuning)
-        made = Rig(tmp_path / home, directory, settings, key, block)
+        made = Rig(
+            tmp_path / home, directory, settings, key, block=block, clocks=clocks
+        )
         opened.append(made)
         return made
 

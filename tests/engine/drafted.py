@@ -8,6 +8,7 @@ import numpy as np
 
 from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.solo import Solo
+from kvport.snapshot.engine.steps import NewSequence
 from kvport.snapshot.state.probe import make_caches
 from kvport.snapshot.state.rows import take
 
@@ -72,12 +73,7 @@ class Reply:
 
 def insert(lane, *, count=200, sampler=None, stops=()):
     return lane.insert(
-        [PROMPT],
-        prefix=[],
-        caches=None,
-        max_tokens=count,
-        sampler=sampler,
-        stops=stops,
+        NewSequence(segments=[PROMPT], max_tokens=count, sampler=sampler, stops=stops)
     )
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from kvport.manifest.keys import SigningKey
+from kvport.snapshot.cache.clock import SYSTEM
 from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.tuning import Tuning
 from tests.engine.conftest import Rig
@@ -21,7 +22,7 @@ def main() -> None:
     block, draft = asked.pop("block"), asked.pop("draft")
     tuning = Tuning(**asked, draft=DraftSource(Path(draft)) if draft else None)
     signer = SigningKey.from_bytes(bytes.fromhex(key))
-    rig = Rig(Path(root), Path(model), tuning, signer, block)
+    rig = Rig(Path(root), Path(model), tuning, signer, block=block, clocks=SYSTEM)
     answer = rig.complete(json.loads(Path(prompt).read_text()), max_tokens=40)
     rig.cache.flush()
     print(json.dumps(answer.tokens), flush=True)

@@ -17,7 +17,7 @@ DAY = 86_400
 
 
 def held(r):
-    """Names and sizes of all below the root, and all rows but the recency of nodes."""
+    """Names and sizes of all below the root, and all rows but nodes' last uses."""
     r.engine.call(r.cache.flush)
     files = {
         (str(path.relative_to(r.cache_root)), path.lstat().st_size)
@@ -25,7 +25,7 @@ def held(r):
     }
     with contextlib.closing(sqlite3.connect(":memory:")) as copy:
         r.cache._index._connection.backup(copy)
-        copy.execute("UPDATE node SET used = 0, expires = 0")
+        copy.execute("UPDATE node SET used = 0, at = 0, expires = 0")
         copy.execute("UPDATE root SET clock = 0")
         return files, list(copy.iterdump())
 
@@ -60,7 +60,7 @@ def test_without_write_not_a_byte_is_left_behind(rig, prompt, arch):
     running.answer()
     assert held(r) == before
     assert tails(r) == waiting
-    assert r.engine.counts("m").superseded_replies == 0
+    assert r.engine.counts["m"].superseded_replies == 0
     assert r.cache.stats().leases == len(waiting)
     assert r.complete([*whole, 7]).restored == len(whole)
     r.engine.store_tails("m")
@@ -91,7 +91,7 @@ def test_a_pinned_reply_is_stored_at_once(rig, prompt):
     assert not tails(r)
     r.cache.flush()
     boundary = r.engine.model("m").layout.blob(BlobClass.STATE, 1).size
-    assert r.cache.stats().written[BlobClass.STATE] == 2 * boundary
+    assert r.cache.stats().total.written[BlobClass.STATE] == 2 * boundary
     assert r.cache.stats().leases == 0
     whole = tokens + answer.tokens
     assert r.points(whole)[len(whole)] == {PointKind.REPLY}

@@ -27,7 +27,7 @@ def test_b01_points_of_a_drafted_run_are_those_of_an_undrafted_one(rig, prompt, 
     options = {"max_tokens": 205, "fork": 390}
     reply = plain.complete(tokens, **options).tokens
     found = drafted.complete(tokens, **options).tokens
-    assert drafted.engine.counts("m").drafted_tokens > 0
+    assert drafted.engine.counts["m"].drafted_tokens > 0
     if found != reply:  # a tie in bfloat16 may fall otherwise: see test_drafting
         found = found[: next(i for i in range(205) if found[i] != reply[i])]
     whole = tokens + found
@@ -69,7 +69,7 @@ def test_drafted_requests_end_anywhere(rig, prompt, arch):
         running.ticket.cancel()
         whole = tokens + running.answer().tokens
         assert r.complete([*whole, 5]).restored == len(whole)
-    assert r.engine.counts("m").accepted_tokens > 0
+    assert r.engine.counts["m"].accepted_tokens > 0
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3_text", "qwen3_5"])
@@ -103,16 +103,16 @@ def test_exact_requests_and_those_that_ask_not_to_be_are_not_drafted(rig, prompt
     r = rig("llama", draft=NGRAM)
     r.complete(repetitive(prompt), max_tokens=100, policy=Policy.EXACT)
     r.complete(repetitive(prompt), max_tokens=100, draft=False)
-    assert r.engine.counts("m").drafted_tokens == 0
+    assert r.engine.counts["m"].drafted_tokens == 0
     r.complete(repetitive(prompt), max_tokens=100)
-    assert r.engine.counts("m").drafted_tokens > 0
+    assert r.engine.counts["m"].drafted_tokens > 0
 
 
 def test_a_limited_cache_is_not_drafted(rig, prompt):
     """What a token sees would depend on how many are evaluated at once."""
     r = rig("llama", draft=NGRAM, kv_form=Limit(48))
     r.complete(repetitive(prompt), max_tokens=100)
-    assert r.engine.counts("m").drafted_tokens == 0
+    assert r.engine.counts["m"].drafted_tokens == 0
 
 
 def test_a_seed_gives_the_reply_that_it_gives_undrafted(rig, prompt):
@@ -133,7 +133,7 @@ def test_a_draft_model_drafts(rig, prompt, model_dir):
     tokens = prompt(300)
     answer = r.complete(tokens, max_tokens=100)
     assert answer.tokens == plain.complete(tokens, max_tokens=100).tokens
-    counts = r.engine.counts("m")
+    counts = r.engine.counts["m"]
     assert counts.accepted_tokens > counts.drafted_tokens * 0.9 > 0
 
 

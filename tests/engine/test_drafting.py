@@ -16,6 +16,7 @@ from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.requests import Sampling
 from kvport.snapshot.engine.sampling import make_sampler
 from kvport.snapshot.engine.solo import Solo
+from kvport.snapshot.engine.steps import NewSequence
 from kvport.snapshot.errors import SettingError, UnsupportedModelError
 from kvport.snapshot.state.probe import Quantisation, make_caches, probe
 from tests.engine.drafted import (
@@ -335,12 +336,12 @@ def test_drafting_goes_on_from_restored_caches(cases, plain, arch):
     mx.eval(case.module(mx.array([PROMPT[:64]]), cache=caches))
     lane = case.lane(NgramDrafter)
     lane.insert(
-        [PROMPT[64:-1], PROMPT[-1:]],
-        prefix=PROMPT[:64],
-        caches=caches,
-        max_tokens=60,
-        sampler=None,
-        stops=[],
+        NewSequence(
+            segments=[PROMPT[64:-1], PROMPT[-1:]],
+            prefix=PROMPT[:64],
+            caches=caches,
+            max_tokens=60,
+        )
     )
     tokens = []
     while len(tokens) < 60:

@@ -46,7 +46,7 @@ def check(rig, prompt, model, tmp_path, scale, *, draft):
     warm = r.complete(tokens, max_tokens=40)
     assert warm.restored == length - 1
     assert warm.tokens == reply
-    assert bool(r.engine.counts("m").drafted_tokens) == bool(draft)
+    assert bool(r.engine.counts["m"].drafted_tokens) == bool(draft)
 
 
 @pytest.mark.parametrize("drafted", [False, True])

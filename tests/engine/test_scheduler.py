@@ -217,7 +217,7 @@ def test_b02_a_failing_capture_costs_speed_only(rig, prompt, monkeypatch):
     monkeypatch.setattr(capture, "take", failing)
     assert r.complete(tokens, max_tokens=8).tokens == expected
     assert calls == [256, 512, 768], "after a failure nothing more is tried"
-    assert r.engine.counts("m").failed_captures == 1
+    assert r.engine.counts["m"].failed_captures == 1
     monkeypatch.undo()
     assert r.complete(tokens, max_tokens=8).tokens == expected
     assert r.complete(tokens).restored == 999

@@ -7,16 +7,20 @@ import pytest
 
 from kvport.manifest.identity import PointKind
 from kvport.manifest.layout import BlobClass
+from kvport.snapshot.cache.clock import boot_seconds
+from kvport.snapshot.cache.policy import NamespaceSettings
+from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.engine import tails
 from kvport.snapshot.engine.requests import Generated, Policy, Sampling
 from kvport.snapshot.errors import EngineStoppedError
+from tests.cache.builder import Time, check_account, remove_ended
 
 STATEFUL = ["qwen3_5", "gemma3_text", "falcon_h1"]
 
 
 def written(rig, blob_class):
     rig.cache.flush()
-    return rig.cache.stats().written.get(blob_class, 0)
+    return rig.cache.stats().total.written.get(blob_class, 0)
 
 
 @pytest.mark.parametrize("arch", STATEFUL)
@@ -27,7 +31,7 @@ def test_the_next_turn_begins_at_a_tail_like_at_a_stored_point(rig, prompt, arch
     turn = tokens + first.complete(tokens, max_tokens=70).tokens
     assert second.complete(tokens, max_tokens=70).tokens == turn[300:]
     in_memory = first.complete(turn + more, full_logprobs=True)
-    assert first.engine.counts("m").superseded_replies == 1
+    assert first.engine.counts["m"].superseded_replies == 1
     assert in_memory.restored == len(turn)
 
     assert second.points(turn)[len(turn)] == {PointKind.REPLY}, "a lookup stores it"
@@ -63,7 +67,7 @@ def test_a_superseded_reply_has_no_boundary_on_disk(rig, prompt):
     assert np.diff(boundaries).tolist() == [boundaries[0]] * 3, "one point each turn"
     r.engine.store_tails("m")
     assert written(r, BlobClass.STATE) == 5 * boundaries[0]
-    assert r.engine.counts("m").superseded_replies == 3
+    assert r.engine.counts["m"].superseded_replies == 3
 
 
 def test_b09_a_reply_that_the_template_strips_is_not_stored(rig, prompt):
@@ -76,7 +80,7 @@ def test_b09_a_reply_that_the_template_strips_is_not_stored(rig, prompt):
     assert r.complete(turn2, fork=880, max_tokens=1).restored == fork
     after = written(r, BlobClass.STATE)
     assert after - before == before, "fork and prompt of either turn, and no reply"
-    assert r.engine.counts("m").superseded_replies == 1
+    assert r.engine.counts["m"].superseded_replies == 1
 
 
 def test_the_same_prompt_again_supersedes_nothing(rig, prompt):
@@ -84,7 +88,7 @@ def test_the_same_prompt_again_supersedes_nothing(rig, prompt):
     tokens = prompt(300)
     whole = tokens + r.complete(tokens, max_tokens=20, fork=290).tokens
     r.complete(tokens, max_tokens=3, fork=290)
-    assert r.engine.counts("m").superseded_replies == 0
+    assert r.engine.counts["m"].superseded_replies == 0
     assert r.points(whole)[320] == {PointKind.REPLY}
 
 
@@ -149,7 +153,7 @@ def test_a_request_that_writes_nothing_supersedes_nothing(rig, prompt):
     tokens += r.complete(tokens, max_tokens=50).tokens
     reader = r.complete(tokens + prompt(20, seed=2), write=False)
     assert reader.restored == len(tokens)
-    assert r.engine.counts("m").superseded_replies == 0
+    assert r.engine.counts["m"].superseded_replies == 0
     assert r.complete(tokens + prompt(20, seed=3), read=False).restored == 0
 
 
@@ -182,7 +186,7 @@ def test_tails_have_a_bound(rig, prompt, monkeypatch):
     assert written(r, BlobClass.STATE) > 3 * one
     r.close()
     r = rig("qwen3_5")
-    assert r.cache.stats().removed == {}
+    assert r.cache.stats().total.removed == {}
 
 
 @pytest.mark.parametrize("arch", [*STATEFUL, "llama"])
@@ -234,3 +238,114 @@ def test_an_engine_that_was_shut_down_says_so(rig, prompt):
     r.engine.close()
     with pytest.raises(EngineStoppedError):
         r.engine.store_tails("m")
+
+
+# A reply's end that expires while it waits.
+
+
+@pytest.fixture
+def clock():
+    return Time()
+
+
+def timed(rig, arch, clock, **tuning):
+    """A rig by a clock of its own, where tails wait until they are asked for."""
+    made = rig(arch, clocks=clock.clocks, reply_idle=3600.0, **tuning)
+    made.cache._maintenance.stop(60)
+    return made
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_a_tail_that_expired_in_memory_is_not_stored(rig, prompt, arch, clock):
+    """Nor what it hangs on revived: a probe and an export store tails first."""
+    r = timed(rig, arch, clock)
+    whole = prompt(300)
+    whole += r.complete(whole, max_tokens=70, ttl=60).tokens
+    r.cache.flush()
+    before = r.cache.stats().total.written_bytes
+    clock.passes(60)
+    assert r.complete([*whole, 7], write=False).restored == 0, "from memory"
+    assert r.match([*whole, 7]) is None
+    skipped = r.cache.stats().total.skipped
+    assert set(skipped) == {SkipReason.EXPIRED}
+    assert skipped[SkipReason.EXPIRED] >= 1
+    assert r.cache.stats().total.written_bytes == before
+    assert r.cache.stats().leases == 0
+    assert r.complete([*whole, 7], write=False).restored == 0
+    assert remove_ended(r.cache) > 0
+    check_account(r.cache, r.cache_root)
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+@pytest.mark.parametrize("later", [19, 20])
+def test_the_life_of_a_tail_begins_with_the_end_of_its_reply(
+    rig, prompt, arch, clock, later
+):
+    """Stored 40 s after it, with 60 s to live."""
+    r = timed(rig, arch, clock)
+    whole = prompt(300)
+    whole += r.complete(whole, max_tokens=70, ttl=60).tokens
+    clock.passes(40)
+    r.engine.store_tails("m")
+    r.cache.flush()
+    assert not r.cache.stats().total.skipped
+    clock.passes(later)
+    restored = r.complete([*whole, 7], write=False).restored
+    assert restored == (len(whole) if later < 20 else 0)
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_a_namespaces_ttl_holds_for_tails_too(rig, prompt, arch, clock):
+    r = timed(rig, arch, clock)
+    r.cache.configure(r.namespace.id, NamespaceSettings(ttl=60))
+    whole = prompt(300)
+    whole += r.complete(whole, max_tokens=70).tokens
+    clock.passes(60)
+    r.engine.store_tails("m")
+    assert r.complete([*whole, 7], write=False).restored == 0
+    assert set(r.cache.stats().total.skipped) == {SkipReason.EXPIRED}
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_a_hit_in_memory_renews_a_tail(rig, prompt, arch, clock):
+    r = timed(rig, arch, clock)
+    whole = prompt(300)
+    whole += r.complete(whole, max_tokens=70, ttl=60).tokens
+    for _ in range(3):
+        clock.passes(50)
+        assert r.complete([*whole, 7], write=False).restored == len(whole)
+    clock.passes(30)
+    r.engine.store_tails("m")
+    clock.passes(29)
+    assert r.complete([*whole, 7], write=False).restored == len(whole)
+
+
+@pytest.mark.parametrize("arch", ["llama", *STATEFUL])
+def test_a_request_uses_what_it_stored_until_its_reply_ends(rig, prompt, arch, clock):
+    """The prompt's end, where a template drops the reply, lives as long as that."""
+    r = timed(rig, arch, clock)
+    tokens = prompt(300)
+    running = r.start(tokens, max_tokens=10_000, ttl=60)
+    while not isinstance(running.next(), Generated):
+        pass
+    r.cache.flush()
+    clock.passes(50)
+    running.ticket.cancel()
+    running.answer()
+    clock.passes(50)
+    assert r.complete([*tokens, 7], write=False).restored >= 299
+
+
+def test_a_tail_is_due_by_a_clock_that_counts_sleep(rig, prompt, clock):
+    """The wait of a machine that slept is over when it wakes."""
+    assert tails.Tails(5.0)._clock is boot_seconds
+    r = timed(rig, "qwen3_5", clock)
+    runner = r.engine._runners["m"]
+    waiting = tails.Tails(5.0, clock.clocks.boot)
+    r.engine.call(lambda: setattr(runner, "_tails", waiting))
+    r.complete(prompt(300), max_tokens=50)
+    assert r.engine.call(lambda: waiting.wait) == 5.0
+    one = written(r, BlobClass.STATE)
+    clock.passes(5)
+    r.engine.call(lambda: waiting.store_due(lambda _: False))
+    assert written(r, BlobClass.STATE) == 2 * one

@@ -60,14 +60,14 @@ def test_unloading_frees_every_array(rig, prompt, model_dir):
 def test_counts_of_a_name_outlive_its_model(rig, prompt, model_dir):
     r = rig()
     r.complete(prompt(300), max_tokens=2)
-    before = r.engine.counts("m")
+    before = r.engine.counts["m"]
     assert before.requests == 1
     r.engine.unload("m")
-    assert r.engine.all_counts == {"m": before}
+    assert r.engine.counts == {"m": before}
     r.load("m", model_dir("llama", seed=1))
-    assert r.engine.counts("m") == before
+    assert r.engine.counts["m"] == before
     r.complete(prompt(300), name="m", max_tokens=2)
-    assert r.engine.all_counts["m"].requests == 2
+    assert r.engine.counts["m"].requests == 2
 
 
 def test_its_requests_finish_and_new_ones_are_refused_at_once(rig, prompt, beside):
@@ -179,7 +179,7 @@ def test_b36_one_model_that_goes_does_not_concern_another(rig, prompt, model_dir
     r.load("small", model_dir("llama"))
     again = r.complete(tokens, name="small")
     assert (again.restored, again.tokens) == (299, small)
-    assert not r.cache.stats().removed
+    assert not r.cache.stats().total.removed
 
 
 def test_a_model_is_kept_while_it_is_used_and_gone_when_it_is_not(

@@ -61,7 +61,7 @@ def test_b01_every_boundary_of_a_long_prompt_is_captured(rig, prompt, draft):
     r = rig("qwen3_5", draft=draft, **distances)
     longer = tokens + prompt(40, seed=1)
     assert r.complete(longer).restored == 793
-    counts = r.engine.counts("m")
+    counts = r.engine.counts["m"]
     assert (counts.computed_tokens, counts.failed_captures) == (41, 0)
 
 
@@ -90,11 +90,11 @@ def test_b02_a_run_of_missed_captures_costs_speed_only(
         with monkeypatch.context() as patch:
             patch.setattr(capture, "take", fail)
             assert [turn(tokens) for tokens in turns[1:3]] == [192, 192]
-        assert r.engine.counts("m").failed_captures == 2
+        assert r.engine.counts["m"].failed_captures == 2
     else:
         with failing_fsync(errno.EIO):
             assert [turn(tokens) for tokens in turns[1:3]] == [192, 192]
-        assert set(r.cache.stats().skipped) == {SkipReason.STORAGE}
+        assert set(r.cache.stats().total.skipped) == {SkipReason.STORAGE}
     assert [turn(tokens) for tokens in turns[3:]] == [192, 384]
     whole(r)
 
@@ -117,7 +117,7 @@ def test_b02_replies_after_missed_captures_are_right(rig, prompt, monkeypatch, d
         assert answer.tokens == cold.tokens
         restored.append(answer.restored)
         conversation += answer.tokens + prompt(20, seed=turn)
-    assert r.engine.counts("m").failed_captures == 2
+    assert r.engine.counts["m"].failed_captures == 2
     assert restored == [0, 158, 158, 158, 242]
 
 
@@ -146,7 +146,7 @@ def test_b04_many_blocks_are_stored_like_few(rig, prompt, model_dir):
     r = rig(directory, **options)
     for tokens in prompts:
         assert r.complete(tokens).restored == len(tokens) - 1
-    assert not r.cache.stats().skipped
+    assert not r.cache.stats().total.skipped
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_b04_a_skipped_store_names_its_cause(
     with failing_fsync(number), capture_logs() as logs:
         r.complete(prompt(300))
         r.cache.flush()
-    assert set(r.cache.stats().skipped) == {reason}
+    assert set(r.cache.stats().total.skipped) == {reason}
     broken = [entry for entry in logs if entry["event"] == "cache_chain_broken"]
     assert [(e["start"], e["reason"]) for e in broken] == [(0, reason.value)]
 
@@ -187,7 +187,7 @@ def test_b05_both_halves_of_a_record_or_neither(rig, prompt, failing_fsync, arch
     with failing_fsync(errno.EIO, sizes):
         assert r.complete(tokens).tokens == expected
         whole(r)
-    assert r.cache.stats().skipped[SkipReason.STORAGE] > 0
+    assert r.cache.stats().total.skipped[SkipReason.STORAGE] > 0
     r.close()
     r = rig(arch, **SMALL)
     whole(r)
@@ -207,7 +207,7 @@ def test_b06_memory_never_makes_the_granularity_coarser(rig, prompt):
         r.complete(tokens)
         restored = r.complete(tokens).restored
         found.append(([n.end for n in r.match(tokens).nodes], restored))
-        assert not r.cache.stats().skipped
+        assert not r.cache.stats().total.skipped
     assert found[0] == found[1]
     assert found[0][1] == 1513
 
@@ -274,13 +274,13 @@ def test_b09_reasoning_that_is_dropped_later_does_no_harm(rig, model_dir):
     turn1 = render_chat(tokenizer, first)
     reply = r.complete(turn1.tokens, fork=turn1.fork, max_tokens=200)
     r.cache.flush()
-    written = r.cache.stats().written[BlobClass.STATE]
+    written = r.cache.stats().total.written[BlobClass.STATE]
     boundary = r.engine.model("m").layout.blob(BlobClass.STATE, 1).size
     length = len(turn1.tokens)
     strides = (length - 1) // SMALL["stride"]
     assert written == (strides + 2) * boundary, "nothing past the fork and the prompt"
     passed = (length + 200) // SMALL["stride"] - strides
-    assert r.engine.counts("m").stripped_points == passed > 0
+    assert r.engine.counts["m"].stripped_points == passed > 0
     second = [
         *first,
         {"role": "assistant", "content": f"<think>\n{reply.text}</think>\nok"},
@@ -297,7 +297,7 @@ def test_b09_reasoning_that_is_dropped_later_does_no_harm(rig, model_dir):
     assert answer.tokens == cold.tokens
     assert np.abs(answer.logprobs - cold.logprobs).max() < 1e-4
     assert r.complete(turn2.tokens).restored == len(turn2.tokens) - 1
-    assert r.engine.counts("m").superseded_replies == 1
+    assert r.engine.counts["m"].superseded_replies == 1
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3_text", "qwen3_5", "falcon_h1"])
@@ -315,7 +315,7 @@ def test_b10_the_tail_after_the_last_block_is_kept(rig, prompt, arch):
         answer = r.complete(conversation, max_tokens=20)
         assert answer.restored == before
         conversation += answer.tokens
-    assert r.engine.counts("m").failed_captures == 0
+    assert r.engine.counts["m"].failed_captures == 0
 
 
 def test_b11_the_newest_boundary_before_the_end_of_the_match_is_used(rig, prompt):
@@ -344,7 +344,7 @@ def test_b12_the_longest_stored_prefix_wins_at_every_turn(rig, prompt, draft):
             r.close()
             r = rig("qwen3_5", draft=draft, **SMALL)
     assert restored == [0, *range(210, 210 + 80 * 5, 80)]
-    assert (r.engine.counts("m").drafted_tokens > 0) is (draft is not None)
+    assert (r.engine.counts["m"].drafted_tokens > 0) is (draft is not None)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3_text", "qwen3_5"])

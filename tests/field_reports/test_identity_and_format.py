@@ -16,11 +16,10 @@ from kvport.manifest.errors import BindingMismatchError, KvportError
 from kvport.manifest.layout import BlobClass, CacheKind
 from kvport.manifest.limits import MIB
 from kvport.manifest.model import Manifest
-from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.engine import local_identity
 from kvport.snapshot.state.kinds import KIND_OF_TYPE
 from kvport.snapshot.state.kv_form import Quantisation
-from tests.cache.builder import check_account
+from tests.cache.builder import check_account, open_cache
 from tests.field_reports.restoring import carry, exporting, restored_caches
 from tests.field_reports.toys import KeysOnly, SideState
 
@@ -48,9 +47,7 @@ def test_b38_state_of_other_layers_is_invisible_and_goes(rig, prompt, model_dir)
 
     removed = []
     with (
-        Cache.open(
-            r.cache_root, cap_bytes=8 * MIB, free_floor=0, on_removed=removed.extend
-        ) as cache,
+        open_cache(r.cache_root, 8 * MIB, removed) as cache,
         contextlib.ExitStack() as held,
     ):
         check_account(cache, r.cache_root)
@@ -75,7 +72,7 @@ def test_b42_state_of_other_code_or_settings_is_never_loaded(
     assert r.complete(tokens).restored == 0
     found = r.engine.model("m").identity
     assert found.mismatched_fields(written) == ("kv", "layout")
-    assert r.engine.counts("m").misses == 1
+    assert r.engine.counts["m"].misses == 1
     r.close()
 
     with monkeypatch.context() as patch:

@@ -36,12 +36,12 @@ def test_b30_the_same_prompt_three_times_is_restored_each_time(rig, prompt, arch
     tokens = prompt(900)
     r = rig(arch, **SMALL)
     assert [r.complete(tokens).restored for _ in range(3)] == [0, 899, 899]
-    counts = r.engine.counts("m")
+    counts = r.engine.counts["m"]
     assert (counts.hits, counts.misses, counts.failed_captures) == (2, 1, 0)
     r.close()
     r = rig(arch, **SMALL)
     assert r.complete(tokens).restored == 899
-    assert not r.cache.stats().skipped
+    assert not r.cache.stats().total.skipped
 
 
 def test_b30_what_was_not_kept_is_counted(rig, prompt, failing_fsync):
@@ -50,7 +50,7 @@ def test_b30_what_was_not_kept_is_counted(rig, prompt, failing_fsync):
     with failing_fsync(errno.EIO):
         r.complete(tokens)
         r.cache.flush()
-    assert r.cache.stats().skipped[SkipReason.STORAGE] > 0
+    assert r.cache.stats().total.skipped[SkipReason.STORAGE] > 0
     assert [r.complete(tokens).restored for _ in range(2)] == [0, 299]
 
 
@@ -68,7 +68,7 @@ def test_b31_cancelled_in_prefill_with_a_slow_disk(rig, prompt, slow_disk, steps
     assert isinstance(running.answer().ended, Cancelled)
     r.cache.flush()
     stats = r.cache.stats()
-    assert (stats.leases, stats.skipped) == (0, {})
+    assert (stats.leases, stats.total.skipped) == (0, {})
     known = {
         digest.hex() for (digest,) in r.cache._index.all("SELECT digest FROM file")
     }
@@ -102,11 +102,11 @@ def test_b33_an_export_drains_what_waits_in_memory(tmp_path, model_dir, prompt):
             Request(tokens=prompt(700), max_tokens=40, ignore_eos=True),
         )
         whole = prompt(700) + running.answer().tokens
-        before = node.volume.cache.stats().written[BlobClass.STATE]
+        before = node.volume.cache.stats().total.written[BlobClass.STATE]
         export = node.export("m", [*whole, 1])
         try:
             assert export.restorable_tokens == len(whole)
             assert sum(map(len, export.stream())) > 0
         finally:
             export.close()
-        assert node.volume.cache.stats().written[BlobClass.STATE] > before
+        assert node.volume.cache.stats().total.written[BlobClass.STATE] > before

@@ -133,7 +133,7 @@ def test_b49_restored_tokens_are_counted_and_not_matches(rig, prompt, toy_dir):
     told = [answer.restored for answer in answers]
     assert told == [0, 299, 299, 0]
     assert r.cache.longest(r.namespace, encode_tokens(tokens[:200])) == 200
-    counts = r.engine.counts("m")
+    counts = r.engine.counts["m"]
     assert (counts.hits, counts.misses) == (2, 2)
     assert counts.restored_tokens == sum(told)
     assert counts.computed_tokens == counts.prompt_tokens - sum(told)
@@ -147,7 +147,7 @@ def test_b49_a_subclassed_cache_is_refused_and_never_silently_skipped(
     assert "Subclassed" in r.engine.model("m").refusal
     assert r.engine.store("m") is None
     assert [r.complete(prompt(40)).restored for _ in range(2)] == [0, 0]
-    assert r.engine.counts("m").restored_tokens == 0
+    assert r.engine.counts["m"].restored_tokens == 0
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3_text", "llama4", "falcon_h1"])
@@ -239,7 +239,7 @@ def test_b60_b61_what_an_import_says_is_what_a_request_restores(
     assert result.restored_tokens >= 299
     assert answer.restored == min(result.restored_tokens, 299) == hot.restored
     assert np.array_equal(answer.logprobs, hot.logprobs)
-    assert there.engine.counts("m").computed_tokens == 1
+    assert there.engine.counts["m"].computed_tokens == 1
 
 
 @pytest.mark.parametrize("length", [40, 200])

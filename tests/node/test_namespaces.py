@@ -61,6 +61,30 @@ def test_what_was_set_goes_before_the_file_and_outlives_the_process(tmp_path):
     assert stat.S_IMODE((tmp_path / "namespaces.json").stat().st_mode) == 0o600
 
 
+def test_numbers_of_a_retention_are_set_one_by_one(tmp_path):
+    (tmp_path / "config.toml").write_text(
+        "[namespaces.default]\nretention = { newest = 65536, forks = 5 }\n"
+        "[namespaces.qwen]\nretention = { forks = 4 }\n"
+    )
+    found = NamespaceBook(tmp_path)
+    found.change("a", Change(retention=RetentionChange(prompts=2)))
+    found.change("a", Change(retention=RetentionChange(replies=3)))
+    wanted = Retention(newest=65536, forks=4, prompts=2, replies=3)
+    assert found.settings("a", "qwen", "default").retention == wanted
+    assert found.origins("a", "qwen", "default")["retention"] == (
+        "config.toml, [namespaces.default]; config.toml, [namespaces.qwen]; command"
+    )
+    found.change("a", Change(retention=None))
+    wanted = Retention(newest=65536, forks=4)
+    assert found.settings("a", "qwen", "default").retention == wanted
+
+
+def test_a_config_that_is_no_toml_says_where(tmp_path):
+    (tmp_path / "config.toml").write_text("[namespaces.default]\nttl = 30d\n")
+    with pytest.raises(ConfigFileError, match="line 2"):
+        NamespaceBook(tmp_path)
+
+
 def test_none_takes_back_what_was_set(tmp_path):
     found = book(tmp_path)
     found.change("a", Change(ttl=5, quota_bytes=7))

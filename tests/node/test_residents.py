@@ -51,10 +51,10 @@ def test_b36_state_is_reclaimed_where_that_is_set_and_nowhere_else(node, model_d
         "qwen3_5",
         Request(tokens=PROMPT[::-1], max_tokens=400, ignore_eos=True),
     )
-    assert node.unload_model("llama").reclaimed
+    assert node.residents.unload("llama").reclaimed
     assert len(running.answer().tokens) == 400
     assert complete(node, "qwen3_5").restored == len(PROMPT) - 1
-    assert not node.unload_model("qwen3_5").reclaimed
+    assert not node.residents.unload("qwen3_5").reclaimed
     check(node)
     for name, restored in (("llama", 0), ("qwen3_5", len(PROMPT) - 1)):
         node.load_model(str(model_dir(name)))
@@ -65,8 +65,8 @@ def test_it_is_counted_by_its_reason(node, model_dir):
     node.load_model(str(model_dir("llama")))
     reclaiming(node, "llama")
     complete(node, "llama")
-    node.unload_model("llama", force=True)
-    assert set(node.volume.cache.stats().removed) == {RemovalReason.RECLAIMED}
+    node.residents.unload("llama", force=True)
+    assert set(node.volume.cache.stats().total.removed) == {RemovalReason.RECLAIMED}
     check(node)
 
 
@@ -75,9 +75,9 @@ def test_state_that_another_model_uses_stays_until_that_one_goes(node, model_dir
         node.load_model(str(model_dir("llama")), name)
     node.orders.set_namespace("one", Change(reclaim_on_unload=True))
     complete(node, "one")
-    assert not node.unload_model("one").reclaimed
+    assert not node.residents.unload("one").reclaimed
     assert complete(node, "other").restored == len(PROMPT) - 1
-    assert node.unload_model("other").reclaimed
+    assert node.residents.unload("other").reclaimed
     node.load_model(str(model_dir("llama")))
     assert complete(node, "llama").restored == 0
 
@@ -87,7 +87,7 @@ def test_what_is_pinned_stays(node, model_dir):
     reclaiming(node, "qwen3_5")
     pinned = PROMPT + complete(node, "qwen3_5", pin=Pin("night", 3600)).tokens
     complete(node, "qwen3_5", tokens=PROMPT[::-1])
-    gone = node.unload_model("qwen3_5").reclaimed
+    gone = node.residents.unload("qwen3_5").reclaimed
     assert gone.freed_bytes > 0
     assert gone.kept[KeptReason.PINNED] > 0
     (pin,) = node.volume.cache.administration.pins()
@@ -102,9 +102,9 @@ def test_what_was_pinned_is_reclaimed_once_it_is_not(node, model_dir):
     node.load_model(str(model_dir("qwen3_5")))
     reclaiming(node, "qwen3_5")
     complete(node, "qwen3_5", pin=Pin("night", 3600))
-    kept = node.unload_model("qwen3_5").reclaimed.kept
+    kept = node.residents.unload("qwen3_5").reclaimed.kept
     assert node.orders.gc().nodes == {}
-    assert node.orders.release("night") == 1
+    assert node.orders.release("night")[0] == 1
     freed = node.orders.gc()
     assert freed.nodes == {RemovalReason.RECLAIMED: sum(kept.values())}
     assert freed.nbytes > 0
@@ -160,12 +160,12 @@ def test_a_name_that_is_unloaded_says_nothing_any_more(tmp_path, model_dir):
             node.load_model(str(model_dir("llama")), name)
         settings = node.orders.find("one").settings
         assert (settings.quota_bytes, settings.ttl) == (3_000_000, 9)
-        node.unload_model("one")
+        node.residents.unload("one")
         settings = node.orders.find("two").settings
         assert (settings.quota_bytes, settings.ttl) == (None, 9)
         with pytest.raises(UnknownNamespaceError):
             node.orders.find("one")
-        node.unload_model("two")
+        node.residents.unload("two")
         assert node.orders.find("two").settings == settings
 
 
@@ -177,9 +177,11 @@ def test_what_settings_evict_at_a_load_is_logged_before(tmp_path, model_dir):
         node.volume.cache.flush()
     (home / "config.toml").write_text("[namespaces.one]\nquota_bytes = 1\n")
     with Node.open(NodeSettings(home=home, cap_bytes=GIB)) as node:
-        assert not node.volume.cache.stats().removed
+        assert not node.volume.cache.stats().total.removed
         with capture_logs() as logs:
             node.load_model(str(model_dir("llama")), "one")
-        (removed,) = node.volume.cache.stats().removed.items()
+        (removed,) = node.volume.cache.stats().total.removed.items()
     (planned,) = (log for log in logs if log["event"] == "cache_removal_planned")
+    # By the names that `plan` says, of which the last load's is one.
+    assert planned["model"] == "one, two"
     assert (planned["reason"], planned["nodes"]) == removed == ("quota", removed[1])

@@ -31,7 +31,7 @@ _ABSENT = {"unknown_model", "model_unloaded"}
 _ARTIFACT = {"artifact_unknown", "artifact_gone"}
 _TAKEN = {"gone", "evicted", "never_computed", "not_restorable"}
 # A cut end is stored, and so is what is admitted.
-_ROOM = {"capacity", "quota", "namespace_tier"}
+_ROOM = {"capacity", "quota", "namespace_tier", "write_budget"}
 
 ALLOWED: dict[str, set[str]] = {
     "complete": set(),
@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "torn_export": _TAKEN | _ROOM,
     "import": _ROOM | {"overloaded", "gone"},
     "torn_import": _ROOM | {"overloaded", "gone"},
-    "load": {"unknown_model"},
-    "unload": {"unknown_model"},
+    "load": _ABSENT,
+    "unload": _ABSENT,
     "stats": set(),
     "metrics": set(),
     "artifacts": _ARTIFACT,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
-from kvport.manifest.tokens import decode_tokens, encode_tokens
+from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.cache.records import ExactRule, Match, Namespace, Selection
 from kvport.snapshot.engine.requests import Failed, Generated, Policy, Request
 from kvport.snapshot.engine.selfcheck.hot import canonical
@@ -97,7 +97,8 @@ class Oracle:
             )
             for (leaf,) in leaves:
                 path = cache.path(ns, leaf)
-                yield path, decode_tokens(stored_tokens(cache, ns, path))
+                tokens = np.frombuffer(stored_tokens(cache, ns, path), "<u4")
+                yield path, tokens.tolist()
 
     def _match(
         self, ns: Namespace, path: tuple, tokens: list[int], end: int, exact: bool

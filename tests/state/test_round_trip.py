@@ -10,6 +10,7 @@ from mlx_lm.utils import load_model
 from kvport.manifest.errors import ArithmeticMismatchError, TensorHeaderError
 from kvport.manifest.layout import BlobClass, LayerClass
 from kvport.snapshot.engine.mlx_private import Batch
+from kvport.snapshot.engine.steps import NewSequence
 from kvport.snapshot.state.blobs import Assembly, to_buffers
 from kvport.snapshot.state.kinds import flatten, leaves
 from kvport.snapshot.state.probe import make_caches, probe
@@ -78,9 +79,7 @@ def prompt_of(length, seed):
 def insert(batch, prompt, max_tokens=1000):
     bounds = [*range(0, len(prompt) - 1, CHUNK), len(prompt) - 1, len(prompt)]
     segments = [prompt[a:b] for a, b in itertools.pairwise(bounds)]
-    return batch.insert(
-        segments, prefix=[], caches=None, max_tokens=max_tokens, sampler=None, stops=[]
-    )
+    return batch.insert(NewSequence(segments=segments, max_tokens=max_tokens))
 
 
 @pytest.mark.parametrize("model", ARCHITECTURES, indirect=True)

@@ -181,7 +181,7 @@ def test_damage_is_found_before_the_first_byte(a):
     damage(a, a.match().nodes[2], BlobClass.KV)
     with pytest.raises(DamagedError):
         a.open_export(compress=True)
-    assert (a.cache.stats().damaged, a.cache.stats().leases) == (1, 0)
+    assert (a.cache.stats().total.damaged, a.cache.stats().leases) == (1, 0)
 
 
 @pytest.mark.parametrize("smooth", [True, False])

@@ -17,6 +17,7 @@ from kvport.manifest.layout import (
     StateLayout,
 )
 from kvport.manifest.limits import MIB
+from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import encode_tokens
 from kvport.manifest.ustar import TRAILER, padding
 from kvport.snapshot.cache.policy import NamespaceSettings, Tier
@@ -31,9 +32,11 @@ from kvport.snapshot.errors import (
     NotRestorableError,
     StorageError,
     TierError,
+    WriteBudgetError,
 )
 from kvport.snapshot.transfer.exporter import reopen_export
 from kvport.snapshot.transfer.issue import LIFETIME, Issue
+from tests.cache.builder import Time
 from tests.transfer.world import DENSE, HYBRID, KINDS, NOW, NUMERICS, TOKENS
 
 BIG = 8192  # tokens of 28 bytes in a segment of the tests that fill a cache
@@ -64,7 +67,7 @@ def test_eviction_passes_an_open_export_by(home):
     pieces = opened.stream()
     data = next(pieces)
     fill(a)
-    assert a.cache.stats().removed  # others went
+    assert a.cache.stats().total.removed  # others went
     data += b"".join(pieces)
     b.trusted.append(a.key)
     space = b.cache.namespace(a.ns.identity, "default", BIG)
@@ -130,7 +133,7 @@ def test_a_damaged_blob_ends_the_stream_and_is_gone(home):
         b.take(b"".join(sent))
     assert b.match() is None
     stats = a.cache.stats()
-    assert (stats.damaged, stats.leases) == (1, 0)
+    assert (stats.total.damaged, stats.leases) == (1, 0)
     with pytest.raises(EvictedError):
         a.open_export()
 
@@ -204,7 +207,7 @@ def test_a_cut_end_is_one_node_however_often_it_is_exported(home):
     ("settings", "error"),
     [
         (NamespaceSettings(tier=Tier.READ_ONLY), TierError),
-        (NamespaceSettings(write_bytes_per_hour=1), NotRestorableError),
+        (NamespaceSettings(write_bytes_per_hour=1), WriteBudgetError),
     ],
 )
 def test_where_nothing_may_be_stored_an_export_has_whole_segments(
@@ -218,6 +221,23 @@ def test_where_nothing_may_be_stored_an_export_has_whole_segments(
     with pytest.raises(error):
         a.open_export([*TOKENS[:3], 1])
     assert a.cache.stats().leases == 0
+
+
+def test_rows_that_an_export_cuts_live_no_longer_than_their_segment(home):
+    """Nor do they keep alive what is above them."""
+    time = Time()
+    a = home("a", layout=DENSE, clocks=time.clocks)
+    chain = a.cache.chain(a.ns, ROOT_NODE, "test", ttl=60)
+    for segment in a.segments():
+        chain.append(segment)
+    chain.close()
+    asked = [*TOKENS[:7], 1]
+    with contextlib.closing(a.open_export(asked)) as opened:
+        assert opened.restorable_tokens == 7
+    time.passes(59)
+    assert a.match(asked).position == 7
+    time.passes(60)
+    assert a.match(asked) is None
 
 
 def test_a_path_with_whole_layers_is_never_cut(home):

@@ -34,7 +34,7 @@ def test_b77_a_stalled_export_ends_and_sends_nothing_of_what_came_after(home, ti
     with pytest.raises(GoneError):
         sent += next(pieces)
     assert len(sent) < opened.size
-    assert a.cache.stats().damaged == 0
+    assert a.cache.stats().total.damaged == 0
     check_account(a.cache, a.directory / "cache")
 
 

@@ -29,7 +29,7 @@ from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.manifest.tokens import encode_tokens, prefix_keys
 from kvport.manifest.trust import TrustEntry, TrustList
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.records import Match, NewSegment, NodeRecord, Selection
 from kvport.snapshot.cache.retention import Retention
@@ -105,11 +105,13 @@ class Home:
             opened.callback(self.ledger.close)
             self.cache = opened.enter_context(
                 Cache.open(
-                    directory / "cache",
-                    cap_bytes=cap,
-                    free_floor=0,
-                    on_removed=self.ledger.record_removed,
-                    clocks=clocks,
+                    Opening(
+                        root=directory / "cache",
+                        cap_bytes=cap,
+                        free_floor=0,
+                        on_removed=self.ledger.record_removed,
+                        clocks=clocks,
+                    )
                 )
             )
             self.ledger.reconcile(self.cache)

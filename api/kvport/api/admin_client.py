@@ -48,6 +48,9 @@ class Administered(Protocol):
     def clear(self, body: ClearBody) -> Answer:
         """Remove what is meant."""
 
+    def artifacts(self) -> Answer:
+        """Exports that were kept, and imports."""
+
     def pins(self) -> Answer:
         """Why state stays: leases and pins."""
 
@@ -96,6 +99,10 @@ class AdminClient:
     def clear(self, body: ClearBody) -> Answer:
         """Remove what is meant."""
         return self._call("POST", "/api/cache/clear", json=_json(body))
+
+    def artifacts(self) -> Answer:
+        """Exports that were kept, and imports."""
+        return self._call("GET", "/api/cache/artifacts")
 
     def pins(self) -> Answer:
         """Why state stays: leases and pins."""

@@ -16,6 +16,7 @@ from kvport.api.admin_bodies import (
     ScrubBody,
 )
 from kvport.api.admin_client import Answer
+from kvport.api.artifacts import facts
 from kvport.api.numbers import cache_numbers, volume_numbers
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.timestamps import format_time
@@ -23,6 +24,7 @@ from kvport.snapshot.cache.administration import NamespaceInfo
 from kvport.snapshot.cache.clear import KeptReason
 from kvport.snapshot.cache.plan import Freed, PlanRow
 from kvport.snapshot.cache.policy import NamespaceSettings
+from kvport.snapshot.cache.room import Full
 from kvport.snapshot.cache.scrub import ScrubProgress
 from kvport.snapshot.orders import ClearOrder, Orders
 from kvport.snapshot.volume_status import VolumeState, VolumeStatus
@@ -39,10 +41,9 @@ class Here:
 
     def stats(self) -> Answer:
         """See `Administered`; without models, as none is loaded."""
-        there = VolumeStatus(VolumeState.OK, "", datetime.now(UTC))
         return {
             **cache_numbers(self._orders.stats(), (), self._orders.names),
-            "volume": volume_numbers(there),
+            "volume": volume_numbers(_status(self._orders.full)),
             "models": {},
         }
 
@@ -54,7 +55,8 @@ class Here:
     def set_namespace(self, body: NamespaceBody) -> Answer:
         """See `Administered`."""
         one, freed = self._orders.set_namespace(body.namespace, body.change)
-        return {**self._namespace(one), **_freed(freed)}
+        warnings = self._warnings(one)
+        return {**self._namespace(one), **_freed(freed), "warnings": warnings}
 
     def plan(self, body: PlanBody) -> Answer:
         """See `Administered`."""
@@ -70,7 +72,8 @@ class Here:
             "bytes": plan.nbytes,
             "missing_bytes": plan.missing,
             "in_use_bytes": plan.in_use,
-            "unpinned_segments": plan.unpinned,
+            "over_quota_bytes": dict(plan.over_quota),
+            "ended_pins": plan.ended_pins,
         }
 
     def gc(self) -> Answer:
@@ -97,6 +100,11 @@ class Here:
                 reason.value: cleared.kept.get(reason, 0) for reason in KeptReason
             },
         }
+
+    def artifacts(self) -> Answer:
+        """See `Administered`."""
+        found = self._orders.artifacts()
+        return {"artifacts": [facts(one.record, stored=one.stored) for one in found]}
 
     def pins(self) -> Answer:
         """See `Administered`."""
@@ -128,7 +136,8 @@ class Here:
 
     def release(self, body: ReleaseBody) -> Answer:
         """See `Administered`."""
-        return {"released": self._orders.release(body.owner, body.node)}
+        released, freed = self._orders.release(body.owner, body.node)
+        return {"released": released, **_freed(freed)}
 
     def scrub(self) -> Answer:
         """See `Administered`."""
@@ -163,8 +172,25 @@ class Here:
                 if held.files
             },
             "share_bytes": one.share,
+            "over_quota_bytes": one.over_quota,
             "incompatible": one.incompatible,
         }
+
+    def _warnings(self, one: NamespaceInfo) -> list[str]:
+        """What is set, and cannot be met now."""
+        said = []
+        quota, cap = one.settings.quota_bytes, self._orders.stats().account.effective
+        if quota is not None and quota > cap:
+            said.append(
+                f"the quota is above what the cache may hold now, {cap} bytes: it"
+                " limits nothing, and lessens the shares of all others"
+            )
+        if one.over_quota:
+            said.append(
+                f"{one.over_quota} bytes above the quota stay while they are leased or"
+                " pinned; they go once that ends"
+            )
+        return said
 
     def _row(self, row: PlanRow) -> Answer:
         return {
@@ -177,6 +203,13 @@ class Here:
             "newest": _time(row.newest),
             "detail": row.detail,
         }
+
+
+def _status(full: Full | None) -> VolumeStatus:
+    """Of the volume of a cache that is open."""
+    if full is None:
+        return VolumeStatus(VolumeState.OK, "", datetime.now(UTC))
+    return VolumeStatus(VolumeState.FULL, full.reason, full.since)
 
 
 def _freed(freed: Freed) -> Answer:

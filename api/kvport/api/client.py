@@ -46,6 +46,7 @@ from kvport.api.results import (
     KeptExport,
     ModelInfo,
     ProbeInfo,
+    UnloadedModel,
     UnloadInfo,
 )
 from kvport.api.run_file import fingerprint, running
@@ -115,8 +116,13 @@ class Client:
 
     def models(self) -> tuple[ModelInfo, ...]:
         """The models that requests may name."""
-        listed = self._get("/v1/models", dict[str, Any])
-        return tuple(ModelInfo.from_json(one) for one in listed["data"])
+        listed = self._get("/v1/models", dict[str, Any])["data"]
+        return tuple(map(ModelInfo.from_json, listed))
+
+    def unloaded_models(self) -> tuple[UnloadedModel, ...]:
+        """Models that were unloaded since the server's start, and are not loaded."""
+        listed = self._get("/v1/models", dict[str, Any])["unloaded"]
+        return tuple(map(UnloadedModel.from_json, listed))
 
     def load_model(self, model: str, **arguments: Unpack[LoadArguments]) -> ModelInfo:
         """Have the server load a model; returns once it can be used.
@@ -227,15 +233,7 @@ class Client:
     ) -> KeptExport:
         """Export, but leave the artifact with the server, for `download`.
 
-        Args:
-            model: its name on the server.
-            min_tokens: refuse to keep less than this, with code `not_restorable`.
-            compress: make it smaller, without loss.
-            **prompt: whose state to export.
-
-        Raises:
-            ProblemError: the server refuses.
-            UnreachableError: no answer.
+        Arguments and errors are as of `export`.
         """
         body = export_body(model, min_tokens, prompt, compress=compress)
         headers = {"accept": media.JSON}

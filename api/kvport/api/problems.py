@@ -30,6 +30,7 @@ STATUS: Final[dict[str, int]] = {
     "model_unloaded": 410,
     "model_load": 422,
     "setting": 422,
+    "cap": 422,
     "unknown_namespace": 404,
     "method_not_allowed": 405,
     "ambiguous_namespace": 409,
@@ -68,13 +69,16 @@ STATUS: Final[dict[str, int]] = {
     "engine_failure": 500,
     "key_file": 500,
     "storage": 500,
+    "read_only": 503,
     "missing_root": 503,
     "replaced_root": 503,
     "cache_absent": 503,
     "shutting_down": 503,
     "capacity": 507,
+    "pin_limit": 507,
     "disk_full": 507,
     "quota": 507,
+    "write_budget": 507,
 }
 """HTTP status by code."""
 
@@ -95,6 +99,7 @@ LOCAL: Final = frozenset(
         "model_fetch",
         "model_not_named",
         "no_home",
+        "no_model",
         "no_server",
         "not_listed",
         "prompt_cache",

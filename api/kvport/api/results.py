@@ -47,6 +47,28 @@ class ModelInfo:
 
 
 @attrs.frozen(kw_only=True)
+class UnloadedModel:
+    """A model that was loaded since the server's start, and is not any more.
+
+    Attributes:
+        name: what requests called it.
+        source: its directory on the server's machine.
+        unloaded: when it was unloaded last, RFC 3339.
+        idle_seconds: without a request, after which it went; None if someone did it.
+    """
+
+    name: str
+    source: str
+    unloaded: str
+    idle_seconds: float | None
+
+    @classmethod
+    def from_json(cls, one: Mapping[str, Any]) -> Self:
+        """From an entry of `unloaded` in `GET /v1/models`."""
+        return cls(name=one["id"], **{k: v for k, v in one.items() if k != "id"})
+
+
+@attrs.frozen(kw_only=True)
 class UnloadInfo:
     """What became of a model that was unloaded.
 

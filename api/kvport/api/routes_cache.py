@@ -13,7 +13,7 @@ from litestar.params import FromPath, FromQuery
 from kvport.api import media
 from kvport.api.artifacts import facts
 from kvport.api.bodies import ExportBody, ProbeBody, decode
-from kvport.api.errors import StalledError
+from kvport.api.errors import BadRequestError, StalledError
 from kvport.api.handling import Http, Served
 from kvport.api.messages import render
 from kvport.api.operations import takes, takes_artifact
@@ -73,6 +73,11 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
 
 def _enough(node: Node, body: ExportBody, tokens: Sequence[int]) -> Export:
     """An open export of at least as much as was asked for; blocking."""
+    if (body.min_tokens or 0) > len(tokens):
+        raise BadRequestError(
+            f'"min_tokens" is above the {len(tokens)} tokens of the prompt',
+            fields=("min_tokens",),
+        )
     export = node.export(body.model, tokens, compress=body.compress)
     if export.restorable_tokens < (body.min_tokens or 0):
         export.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -13,12 +14,12 @@ from kvport.api.bodies import LoadBody, UnloadBody, decode
 from kvport.api.errors import BadRequestError
 from kvport.api.handling import Http, Served
 from kvport.api.operations import takes
+from kvport.manifest.timestamps import format_time
 from kvport.snapshot.cache.policy import Tier
 from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.served import Served as Loaded
 from kvport.snapshot.engine.source import directory_at
 from kvport.snapshot.engine.tuning import Tuning
-from kvport.snapshot.errors import UnknownModelError
 from kvport.snapshot.node import Node
 
 _LOOKUP = "lookup"
@@ -28,11 +29,25 @@ _ABSENT = "absent"
 
 @get("/v1/models")
 async def list_models(node: Served) -> dict[str, Any]:
-    """The models that requests may name; why one runs uncached, and what is drafted."""
+    """The models that requests may name, and those that were unloaded.
+
+    With why one runs uncached, and what is drafted; of an unloaded one, after how long
+    without a request it went, null if someone unloaded it. A request loads none.
+    """
     served = node.engine.served
     return {
         "object": "list",
         "data": [_object(name, one) for name, one in served.items()],
+        "unloaded": [
+            {
+                "id": one.name,
+                "source": one.source,
+                "unloaded": format_time(datetime.fromtimestamp(one.at, UTC)),
+                "idle_seconds": one.idle,
+            }
+            for one in node.engine.departed.all()
+            if one.name not in served
+        ],
     }
 
 
@@ -54,7 +69,7 @@ async def load_model(request: Http, node: Served) -> dict[str, Any]:
     )
     model = await asyncio.wrap_future(loading)
     if (one := node.engine.served.get(model.name)) is None:
-        raise UnknownModelError("the model was unloaded again")
+        raise node.engine.departed.refusal(model.name)
     return _object(model.name, one)
 
 
@@ -62,8 +77,8 @@ async def load_model(request: Http, node: Served) -> dict[str, Any]:
 async def unload_model(request: Http, node: Served) -> dict[str, Any]:
     """Unload a model; answers once its memory is free.
 
-    From now on it is unknown. Its requests finish before, or with `force` end with
-    code `model_unloaded`; what they computed is stored.
+    Its requests finish before, or with `force` end with code `model_unloaded`, as do
+    new ones from now on; what was computed is stored.
     """
     body = decode(UnloadBody, await request.body())
     unloading = node.residents.start_unload(body.model, force=body.force)

@@ -50,8 +50,7 @@ def _numbers(node: Node) -> dict[str, Any]:
         **cache_numbers(stats, loaded, node.orders.names),
         "volume": volume_numbers(node.health()),
         "models": {
-            name: attrs.asdict(counts)
-            for name, counts in node.engine.all_counts.items()
+            name: attrs.asdict(counts) for name, counts in node.engine.counts.items()
         },
     }
 

@@ -16,14 +16,12 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Final, NewType
+from typing import Final
 
 from kvport.manifest.digests import Key, derive
 from kvport.manifest.domains import Domain
-from kvport.manifest.errors import FormatError, LimitExceededError
-from kvport.manifest.limits import TOKENS
+from kvport.manifest.errors import FormatError
 
-TokenId = NewType("TokenId", int)
 TOKEN_SIZE: Final = 4
 BLOCK_SIZE: Final = 256
 """Default tokens in a block."""
@@ -42,24 +40,6 @@ def encode_tokens(tokens: Sequence[int]) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
-
-
-def decode_tokens(data: bytes) -> list[int]:
-    """Inverse of `encode_tokens`.
-
-    Raises:
-        FormatError: the length is not a multiple of four.
-        LimitExceededError: more than `TOKENS` ids.
-    """
-    if len(data) % TOKEN_SIZE:
-        raise FormatError("the token entry is not a whole number of ids")
-    if len(data) > TOKENS * TOKEN_SIZE:
-        raise LimitExceededError("the token entry is longer than a prefix may be")
-    unpacked = array("I")
-    unpacked.frombytes(data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
-    return unpacked.tolist()
 
 
 class KeyChain:

@@ -19,7 +19,7 @@ from kvport.manifest.identity import Lineage, Numerics, Provenance
 from kvport.manifest.limits import MIB
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.manifest.ustar import ENVELOPE_NAME
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.engine.convert import check_prompt, store_caches
 from kvport.snapshot.engine.local_identity import FileDigests
@@ -122,12 +122,7 @@ class Converter:
             ledger = Ledger(work / "state.sqlite")
             stack.callback(ledger.close)
             cache = stack.enter_context(
-                Cache.open(
-                    work / "cache",
-                    cap_bytes=None,
-                    on_removed=lambda _: None,
-                    free_floor=0,
-                )
+                Cache.open(Opening(root=work / "cache", free_floor=0))
             )
             yield cls(
                 model=model,

@@ -20,7 +20,9 @@ class EvictedError(NothingRestorableError):
 
     code = "evicted"
     cause = "The prefix was stored here once: it made room, was superseded or damaged."
-    advice = "Send the prompt again; raise the cache's cap if it had to make room."
+    advice = (
+        "Send the prompt again; if it made room, raise the quota or cap it was for."
+    )
 
 
 class CacheOffError(NothingRestorableError):
@@ -44,7 +46,23 @@ class CapacityError(KvportError):
 
     code = "capacity"
     cause = "The state is larger than what the cache may hold besides leased state."
-    advice = "Raise the cache's cap, or wait until running requests end."
+    advice = "Raise the cache's cap, end pins, or wait until running requests end."
+
+
+class PinLimitError(CapacityError):
+    """Pins would cover too much of the cache."""
+
+    code = "pin_limit"
+    cause = "Pins together may cover half of the cache's cap at most."
+    advice = "End other pins (`kvport cache pins`, `unpin`), or raise the cache's cap."
+
+
+class CapError(CapacityError):
+    """A cap that holds nothing."""
+
+    code = "cap"
+    cause = "The cache's cap is too small to hold anything."
+    advice = "Set --cap to 4MiB or more, or leave it out for half of what is free."
 
 
 class QuotaError(CapacityError):
@@ -52,7 +70,15 @@ class QuotaError(CapacityError):
 
     code = "quota"
     cause = "The state is larger than what its namespace may hold besides leased state."
-    advice = "Raise the namespace's quota, or wait until running requests end."
+    advice = "Raise its quota, end pins, or wait until running requests end."
+
+
+class WriteBudgetError(KvportError):
+    """The namespace may not write so much within an hour."""
+
+    code = "write_budget"
+    cause = "The state is larger than what its namespace may still write this hour."
+    advice = "Try again later, or raise it with `kvport cache namespace`."
 
 
 class TierError(KvportError):
@@ -60,7 +86,7 @@ class TierError(KvportError):
 
     code = "namespace_tier"
     cause = "The namespace is read-only or off."
-    advice = "Set its tier to `on` with `kvport cache namespace`, then try again."
+    advice = "`kvport cache namespace set MODEL --tier on`, then try again."
 
 
 class DiskFullError(KvportError):
@@ -132,7 +158,15 @@ class StorageError(KvportError):
 
     code = "storage"
     cause = "The cache's volume failed, or went away."
-    advice = "Check the volume and the server's log; the server tries it again."
+    advice = "Check the volume, and the server's log: a server tries again by itself."
+
+
+class ReadOnlyError(StorageError):
+    """Nothing can be written on the volume."""
+
+    code = "read_only"
+    cause = "Nothing can be written in the cache directory: it, or its volume, forbids."
+    advice = "Mount the volume writable, or see to who may write in the directory."
 
 
 class CacheAbsentError(StorageError):
@@ -191,12 +225,14 @@ class ModelLoadedError(KvportError):
     advice = "Unload it first (`kvport models unload NAME`), or choose another name."
 
 
-class ModelUnloadedError(KvportError):
-    """A request was ended, since its model is unloaded by force."""
+class ModelUnloadedError(UnknownModelError):
+    """The model was loaded once, and is not any more; or goes by force just now."""
 
     code = "model_unloaded"
-    cause = "The model was unloaded while the request waited or ran."
-    advice = "Load it again (`kvport models load PATH`), or name another model."
+    cause = (
+        "The model was unloaded: by someone, or after --keep-alive without requests."
+    )
+    advice = "Load it again (`kvport models load PATH`); a request does not."
 
 
 class OverloadedError(KvportError):

@@ -1,11 +1,14 @@
-"""The lock of a home: one process owns it, the server or a command that changes it.
+"""The locks of a home: one process owns it, one command at a time changes its keys.
 
-In: a home. Out: a descriptor that holds the lock until it is closed.
+In: a home. Out: a descriptor that owns it until it is closed, or a block in which no
+other command changes what a running server reads.
 """
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -34,3 +37,18 @@ def lock(home: Path) -> int:
         else:
             break
     return descriptor
+
+
+@contextlib.contextmanager
+def changing(home: Path) -> Iterator[None]:
+    """Wait for other commands that change a home, which exists; a server need not stop.
+
+    Raises:
+        OSError: the home cannot be opened.
+    """
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

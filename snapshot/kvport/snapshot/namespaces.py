@@ -37,6 +37,7 @@ from kvport.snapshot.units import parse_seconds, parse_size
 DEFAULT_SECTION: Final = "default"
 COMMAND: Final = "command"
 _LONGEST: Final = 1 << 20
+_RETENTION: Final = "retention"
 _UNITS: Final = {
     "quota_bytes": parse_size,
     "ttl": parse_seconds,
@@ -104,16 +105,22 @@ class NamespaceBook:
         """What holds for a namespace of a model, by its names, in a scope."""
         merged: dict[str, Any] = {}
         for _, fields in self._sources(namespace_id, model, scope):
-            merged |= fields
+            merged = _merged(merged, fields)
         return _settings(merged)
 
     def origins(self, namespace_id: str, model: str, scope: str) -> dict[str, str]:
-        """Where each field that is set comes from: a section's name, or `command`."""
-        return {
-            name: source
-            for source, fields in self._sources(namespace_id, model, scope)
-            for name in fields
-        }
+        """Where each field that is set comes from: a section's name, or `command`.
+
+        Of a retention whose numbers come from several places all are named.
+        """
+        found: dict[str, str] = {}
+        numbers: dict[str, str] = {}
+        for source, fields in self._sources(namespace_id, model, scope):
+            found |= dict.fromkeys(fields, source)
+            numbers |= dict.fromkeys(fields.get(_RETENTION) or (), source)
+        if numbers:
+            found[_RETENTION] = "; ".join(dict.fromkeys(numbers.values()))
+        return found
 
     def _sources(
         self, namespace_id: str, model: str, scope: str
@@ -131,13 +138,24 @@ class NamespaceBook:
         Raises:
             OSError: the file could not be written; nothing has changed.
         """
-        fields = {**self._set.get(namespace_id, {}), **msgspec.to_builtins(change)}
+        fields = _merged(self._set.get(namespace_id, {}), msgspec.to_builtins(change))
         fields = {name: value for name, value in fields.items() if value is not None}
         changed = {**self._set, namespace_id: fields}
         if not fields:
             del changed[namespace_id]
         write_atomic(self._path, msgspec.json.encode(changed), 0o600)
         self._set = changed
+
+
+def _merged(below: _Fields, above: _Fields) -> dict[str, Any]:
+    """What is set in one place, and in another that goes before it.
+
+    The numbers of a retention are fields of their own.
+    """
+    merged = {**below, **above}
+    if below.get(_RETENTION) and above.get(_RETENTION):
+        merged[_RETENTION] = {**below[_RETENTION], **above[_RETENTION]}
+    return merged
 
 
 def _settings(fields: _Fields) -> NamespaceSettings:
@@ -154,6 +172,9 @@ def _read_config(path: Path) -> dict[str, _Fields]:
         value = tomllib.loads(_read(path).decode())
     except FileNotFoundError:
         return {}
+    except tomllib.TOMLDecodeError as error:
+        # It says the line and the column.
+        raise ConfigFileError(f"config.toml is not TOML: {error}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigFileError("config.toml cannot be read as TOML") from error
     sections = value.pop("namespaces", {})

@@ -19,6 +19,7 @@ import structlog
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
+from kvport.snapshot.cache.cache import Opening
 from kvport.snapshot.cache.policy import Tier
 from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.engine.models import Model
@@ -34,16 +35,16 @@ from kvport.snapshot.errors import (
 )
 from kvport.snapshot.home_lock import lock
 from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.known_roots import KnownRoots, Limits
 from kvport.snapshot.namespaces import NamespaceBook
 from kvport.snapshot.orders import JUDGE, Orders
 from kvport.snapshot.prompts import Prompt, rendered
-from kvport.snapshot.remembered import Remembered
-from kvport.snapshot.residents import DEFAULT_SCOPE, Residents, Unloaded
+from kvport.snapshot.residents import DEFAULT_SCOPE, Residents
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
 from kvport.snapshot.transfer.kept import Artifacts
 from kvport.snapshot.transfer.ledger import Ledger
-from kvport.snapshot.volume import Place, Volume, VolumeStatus
+from kvport.snapshot.volume import Volume, VolumeStatus
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +55,8 @@ class NodeSettings:
 
     Attributes:
         home: keys, trust list, ledger.
-        cache_root: the paged cache; below the home unless it is given.
+        cache_root: the paged cache; None for the one that the home had, or else below
+            it.
         cap_bytes: hard limit of the cache root; None is half of (free + ours).
         free_floor: bytes that the cache's volume keeps free; 0 for none, None for the
             larger of 10 GiB and 5 % of it.
@@ -133,6 +135,7 @@ class Node:
         Raises:
             ConfigFileError: what is set about namespaces cannot be read.
             HomeInUseError: another process runs on this home.
+            SettingError: the home had several caches, and none is named.
             KeyFileError: a key file is not private.
             KvportError: the cache root cannot be used, or mlx-lm is not the pinned one.
         """
@@ -193,10 +196,6 @@ class Node:
     ) -> Model:
         """Load a model, and wait for it: see `Residents.load`."""
         return self.residents.load(source, name, tuning, keep_alive=keep_alive)
-
-    def unload_model(self, name: str, *, force: bool = False) -> Unloaded:
-        """Unload a model, and wait for it: see `Residents.unload`."""
-        return self.residents.unload(name, force=force)
 
     def render(self, name: str, prompt: Prompt, *, closed: bool = False) -> Rendered:
         """Token ids of a prompt, by the model's own tokenizer and template.
@@ -355,20 +354,23 @@ def _volume(
         return Volume.off()
     # A known root that is not there is a volume that is not mounted: it must not be
     # made again as an empty directory in its place.
-    roots = Remembered(settings.home / "cache-roots.json")
-    root = (settings.cache_root or settings.home / "cache").absolute()
-    place = Place(
+    roots = KnownRoots(settings.home)
+    root = roots.to_serve(settings.cache_root)
+    opening = Opening(
         root=root,
         cap_bytes=settings.cap_bytes,
         on_removed=ledger.record_removed,
-        expected_root=roots.get(str(root)),
+        expected_root=roots.id_of(root),
         mac_key=mac_key,
         free_floor=settings.free_floor,
         settings=lambda known: book.settings(known.id, known.model, known.scope),
+        names=book.names,
         judge=JUDGE,
     )
-    works = (lambda cache: roots.put(str(root), cache.root_id), ledger.reconcile)
-    return Volume.open(place, works)
+    works = (lambda cache: roots.opened(root, cache.root_id), ledger.reconcile)
+    volume = Volume.open(opening, works)
+    roots.serves(root, Limits(settings.cap_bytes, settings.free_floor))
+    return volume
 
 
 def _now() -> datetime:

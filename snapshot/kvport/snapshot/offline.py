@@ -12,47 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
+from kvport.snapshot.cache.files import storage_io
 from kvport.snapshot.cache.plan import Freed
-from kvport.snapshot.cache.root import is_root
-from kvport.snapshot.errors import MissingRootError, SettingError
 from kvport.snapshot.home_lock import lock
 from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.known_roots import KnownRoots, Limits
 from kvport.snapshot.namespaces import NamespaceBook
 from kvport.snapshot.orders import JUDGE, Orders
-from kvport.snapshot.remembered import Remembered
 from kvport.snapshot.transfer.ledger import Ledger
+from kvport.snapshot.volume_status import check_writable
 
-ROOTS_NAME: Final = "cache-roots.json"
 _NO_LIMIT: Final = 1 << 60
 """Bytes: the cap is a server's setting, and no reason to remove anything here."""
-
-
-def root_of(home: Path, cache_root: Path | None) -> Path:
-    """Where a home's cache is.
-
-    Args:
-        home: the home.
-        cache_root: as the operator says; None for the only one that the home had.
-
-    Raises:
-        MissingRootError: it had none.
-        SettingError: it had several.
-    """
-    known = Remembered(home / ROOTS_NAME).names()
-    if cache_root is not None:
-        root = cache_root.absolute()
-        if str(root) not in known and not is_root(root):
-            raise MissingRootError("no cache is there")
-        return root
-    if not known:
-        raise MissingRootError("the home has not had a cache yet")
-    if len(known) > 1:
-        raise SettingError(
-            f"the home has had several caches: {', '.join(known)}; name one with"
-            " --cache-dir"
-        )
-    return Path(known[0])
 
 
 @contextlib.contextmanager
@@ -61,9 +33,9 @@ def opened(home: Path, root: Path, *, starting: bool = False) -> Iterator[Orders
 
     Args:
         home: which exists.
-        root: from `root_of`.
-        starting: see the cache under the cap of a start, which `plan` is about; else
-            there is none.
+        root: from `KnownRoots.to_open`.
+        starting: see the cache under the limits of a start, as a server's last start
+            set them, which `plan` and `stats` are about; else there are none.
 
     Raises:
         HomeInUseError: a server, or another command, runs on the home.
@@ -72,6 +44,7 @@ def opened(home: Path, root: Path, *, starting: bool = False) -> Iterator[Orders
         MissingRootError: the cache, or its volume, is not there.
         ForeignRootError: the directory is no cache of this format.
         CacheInUseError: another process owns it.
+        ReadOnlyError: nothing can be written on its volume.
         StorageError: the volume refused.
     """
     with contextlib.ExitStack() as undo:
@@ -79,17 +52,24 @@ def opened(home: Path, root: Path, *, starting: bool = False) -> Iterator[Orders
         book = NamespaceBook(home)
         ledger = Ledger(home / "state.sqlite")
         undo.callback(ledger.close)
-        cache = Cache.open(
-            root,
-            cap_bytes=None if starting else _NO_LIMIT,
-            free_floor=None if starting else 0,
+        roots = KnownRoots(home)
+        limits = roots.limits(root) if starting else Limits(_NO_LIMIT, 0)
+        if root.is_dir():
+            with storage_io():
+                check_writable(root)
+        opening = Opening(
+            root=root,
+            cap_bytes=limits.cap,
+            free_floor=limits.floor,
             on_removed=ledger.record_removed,
-            expected_root=Remembered(home / ROOTS_NAME).get(str(root)),
+            expected_root=roots.id_of(root),
             mac_key=Keyring(home).cache_mac_key(),
             settings=lambda known: book.settings(known.id, known.model, known.scope),
+            names=book.names,
             judge=JUDGE,
             settle=False,
         )
+        cache = Cache.open(opening)
         undo.callback(cache.close)
         ledger.reconcile(cache)
         swept = Freed(cache.administration.swept_bytes)

@@ -25,12 +25,11 @@ from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.clear import Cleared
 from kvport.snapshot.cache.files import storage_io
 from kvport.snapshot.cache.leases import LeaseInfo
-from kvport.snapshot.cache.namespaces import Judge, KnownNamespace, unusable
+from kvport.snapshot.cache.namespaces import Judge, unusable
 from kvport.snapshot.cache.numbers import CacheStats
 from kvport.snapshot.cache.pins import PinInfo
 from kvport.snapshot.cache.plan import Freed, Plan
-from kvport.snapshot.cache.policy import NamespaceSettings
-from kvport.snapshot.cache.room import Limit
+from kvport.snapshot.cache.room import Full, Limit
 from kvport.snapshot.errors import (
     AmbiguousNamespaceError,
     ArtifactUnknownError,
@@ -38,6 +37,7 @@ from kvport.snapshot.errors import (
 )
 from kvport.snapshot.namespaces import Change, NamespaceBook
 from kvport.snapshot.scrubbing import Scrubbing
+from kvport.snapshot.transfer.kept import Known, known
 from kvport.snapshot.transfer.ledger import Ledger
 
 _LEAST_DIGITS: Final = 8
@@ -138,11 +138,16 @@ class Orders:
         """All numbers, as of now."""
         return self._cache().stats()
 
-    # Settings.
+    @property
+    def full(self) -> Full | None:
+        """Why nothing can be stored; None if there is room."""
+        return self._cache().full
 
-    def settings(self, known: KnownNamespace) -> NamespaceSettings:
-        """What is set about a namespace, whether or not the cache is open."""
-        return self._book.settings(known.id, known.model, known.scope)
+    def artifacts(self) -> list[Known]:
+        """Exports that were kept and imports, newest first."""
+        return known(self._cache(), self._ledger, self._ledger.artifacts())
+
+    # Settings.
 
     def namespaces(self) -> tuple[NamespaceInfo, ...]:
         """All namespaces, by id."""
@@ -263,19 +268,26 @@ class Orders:
         administration = self._cache().administration
         return Holds(tuple(administration.leases()), tuple(administration.pins()))
 
-    def release(self, owner: str, node: str | None = None) -> int:
-        """End pins of one owner; answers how many there were.
+    def release(self, owner: str, node: str | None = None) -> tuple[int, Freed]:
+        """End pins of one owner; what they held beyond a limit goes at once.
 
         Args:
             owner: whose pins; nobody else's are touched.
             node: the beginning of a node's name, in hex; None for all of the owner's.
+
+        Returns:
+            How many pins there were, and what went.
+
+        Raises:
+            DiskFullError: the volume has no room for it; the pins have ended.
         """
         administration = self._cache().administration
-        return sum(
+        ended = sum(
             administration.unpin(pin.namespace, pin.node, owner)
             for pin in administration.pins()
             if pin.owner == owner and pin.node.hex().startswith(node or "")
         )
+        return ended, administration.settle() if ended else Freed()
 
     def _meant(
         self, order: ClearOrder

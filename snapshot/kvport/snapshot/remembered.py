@@ -46,5 +46,18 @@ class Remembered:
             OSError: the file could not be written; the fact is known until the end.
         """
         if self._facts.get(key) != fact:
-            self._facts[key] = fact
-            write_atomic(self._path, json.dumps(self._facts).encode(), 0o600)
+            self._write({**self._facts, key: fact})
+
+    def put_last(self, key: str, fact: str) -> None:
+        """Remember a fact as the one that was learned last: see `put`.
+
+        Raises:
+            OSError: as of `put`.
+        """
+        if [*self._facts.items()][-1:] != [(key, fact)]:
+            others = {one: known for one, known in self._facts.items() if one != key}
+            self._write({**others, key: fact})
+
+    def _write(self, facts: dict[str, str]) -> None:
+        self._facts = facts
+        write_atomic(self._path, json.dumps(facts).encode(), 0o600)

@@ -53,6 +53,7 @@ class Scrubbing:
         with self._lock:
             scrub = self._cache().scrub
             self._end()
+            scrub.begin()
             stop = self._stop = threading.Event()
 
             def run() -> None:

@@ -1,6 +1,6 @@
 """Sizes and durations as people write them: `1.5GB`, `8GiB`, `90s`, `12h`, `30d`.
 
-In: text. Out: whole bytes or seconds, at least one.
+In: text. Out: whole bytes or seconds, at least one; and sizes for people to read.
 """
 
 import re
@@ -11,6 +11,7 @@ _SIZE: Final = re.compile(
 )
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _DURATION: Final = re.compile(r"([0-9]{1,12}) ?([smhdw]?)", re.ASCII)
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -42,3 +43,21 @@ def parse_seconds(text: str) -> int:
     if seconds < 1:
         raise ValueError("a duration is at least one second")
     return seconds
+
+
+def format_bytes(size: int) -> str:
+    """A size for people, in binary units."""
+    value, unit = float(size), "B"
+    for larger in _UNITS:
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_seconds(seconds: int) -> str:
+    """A duration as it is said to commands: in the largest whole unit."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % length == 0:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"

@@ -18,22 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, Self
 
 import attrs
 import structlog
 
 from kvport.manifest.errors import KvportError
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.files import storage_io
-from kvport.snapshot.cache.namespaces import Judge
-from kvport.snapshot.cache.policies import SettingsOf
-from kvport.snapshot.cache.policy import DEFAULT
-from kvport.snapshot.cache.records import Removed
 from kvport.snapshot.cache.root import identify
 from kvport.snapshot.cache.schema import storage_errors
-from kvport.snapshot.cache.stats import Counters
 from kvport.snapshot.errors import (
     CacheAbsentError,
     CacheInUseError,
@@ -52,7 +46,7 @@ from kvport.snapshot.volume_status import (
     state_of,
 )
 
-__all__ = ["Place", "Volume", "VolumeState", "VolumeStatus"]
+__all__ = ["Volume", "VolumeState", "VolumeStatus"]
 
 INTERVAL: Final = 1.0
 """Seconds between two looks at the volume."""
@@ -65,31 +59,17 @@ Work = Callable[[Cache], object]
 """Something to be done on a cache; to do it twice is to do it once."""
 
 
-@attrs.frozen(kw_only=True)
-class Place:
-    """Where the cache is, and how it is opened; see `Cache.open`."""
-
-    root: Path
-    cap_bytes: int | None
-    on_removed: Callable[[Sequence[Removed]], None]
-    expected_root: str | None = None
-    mac_key: bytes | None = None
-    free_floor: int | None = None
-    settings: SettingsOf = lambda _: DEFAULT
-    judge: Judge = lambda _: {}
-
-
 class Volume:
     """The cache of one place, while there is one. Thread-safe."""
 
-    def __init__(self, place: Place | None, interval: float) -> None:
-        self._place: Final = place
+    def __init__(self, opening: Opening | None, interval: float) -> None:
+        if opening is not None:
+            opening = attrs.evolve(opening, on_failed=self.suspect)
+        self._opening = opening
         self._interval: Final = interval
         self._lock = threading.RLock()
         self._works: list[Work] = []
         self._cache: Cache | None = None
-        self._expected = place.expected_root if place else None
-        self._counters = Counters()
         self._status = VolumeStatus(
             VolumeState.OFF, "the cache is switched off", _now()
         )
@@ -102,12 +82,12 @@ class Volume:
 
     @classmethod
     def open(
-        cls, place: Place, works: Sequence[Work] = (), interval: float = INTERVAL
+        cls, opening: Opening, works: Sequence[Work] = (), interval: float = INTERVAL
     ) -> Self:
         """Open the cache, or go on without it while its volume is the reason.
 
         Args:
-            place: where it is.
+            opening: where it is, and how it is opened, each time.
             works: as of `arrange`.
             interval: seconds between two looks at the volume.
 
@@ -117,10 +97,11 @@ class Volume:
             CacheInUseError: another process serves from it.
             CapacityError: the cap is too small to hold anything.
         """
-        volume = cls(place, interval)
+        volume = cls(opening, interval)
         volume._works.extend(works)
         error = volume._open_error()
-        never_was = isinstance(error, MissingRootError) and place.expected_root is None
+        known = opening.expected_root is not None
+        never_was = isinstance(error, MissingRootError) and not known
         fatal = isinstance(error, ForeignRootError | CacheInUseError | CapacityError)
         if error is not None and (fatal or never_was):
             raise error
@@ -154,7 +135,7 @@ class Volume:
             self._monitor.join(PATIENCE)
         with self._lock:
             cache, self._cache = self._cache, None
-        if cache is not None and self._place is not None:
+        if cache is not None and self._opening is not None:
             cache.close(progress)
 
     @property
@@ -247,8 +228,8 @@ class Volume:
         if (cache := self._cache) is None:
             if time.monotonic() >= self._retry_at:
                 self._try_to_open()
-        elif self._place is not None:
-            error = look(cache, self._place.root, closely=closely)
+        elif self._opening is not None:
+            error = look(cache, self._opening.root, closely=closely)
             if error is not None:
                 self._lose(cache, error)
 
@@ -275,25 +256,14 @@ class Volume:
         return None
 
     def _open(self) -> None:
-        place = self._place
-        if place is None:
+        opening = self._opening
+        if opening is None:
             return
-        if self._expected is not None:
-            identify(place.root, self._expected)
-        if place.root.is_dir():
-            check_writable(place.root)
-        cache = Cache.open(
-            place.root,
-            cap_bytes=place.cap_bytes,
-            on_removed=place.on_removed,
-            expected_root=self._expected,
-            mac_key=place.mac_key,
-            free_floor=place.free_floor,
-            settings=place.settings,
-            judge=place.judge,
-            on_failed=self.suspect,
-            counters=self._counters,
-        )
+        if opening.expected_root is not None:
+            identify(opening.root, opening.expected_root)
+        if opening.root.is_dir():
+            check_writable(opening.root)
+        cache = Cache.open(opening)
         with contextlib.ExitStack() as undo:
             undo.callback(cache.abandon)
             done: list[Work] = []
@@ -301,6 +271,7 @@ class Volume:
                 work(cache)
                 done.append(work)
             undo.pop_all()
+        self._opening = attrs.evolve(opening, expected_root=cache.root_id)
 
     def _publish(self, cache: Cache, done: Sequence[Work]) -> Work | None:
         """Let the cache be used, once all works are done on it; else the next one."""
@@ -311,7 +282,6 @@ class Volume:
                 if work not in done:
                     return work
             self._cache = cache
-            self._expected = cache.root_id
             self._failures = 0
             came_back = self._status.state is not VolumeState.OFF
             self._status = VolumeStatus(VolumeState.OK, "", _now())
@@ -327,7 +297,10 @@ class Volume:
             if (before.state, before.reason) != (state, error.message):
                 self._failures = 0
                 self._status = VolumeStatus(state, error.message, _now())
-                _log.warning("cache_lost", state=state.value, reason=error.message)
+                root = None if self._opening is None else str(self._opening.root)
+                _log.warning(
+                    "cache_lost", state=state.value, reason=error.message, root=root
+                )
             if state in {VolumeState.FAILED, VolumeState.FULL}:
                 pause = min(1 << self._failures, _LONGEST_PAUSE) * self._interval
                 self._failures = min(self._failures + 1, 16)

@@ -21,6 +21,7 @@ from kvport.snapshot.errors import (
     CacheAbsentError,
     DiskFullError,
     MissingRootError,
+    ReadOnlyError,
     ReplacedRootError,
     StorageError,
 )
@@ -56,10 +57,6 @@ class VolumeStatus:
     since: datetime
 
 
-class ReadOnlyError(StorageError):
-    """Nothing can be written on the volume."""
-
-
 def check_writable(root: Path) -> None:
     """See that the volume, and who owns the directory, let us write.
 
@@ -68,7 +65,7 @@ def check_writable(root: Path) -> None:
         OSError: the volume does not say.
     """
     if is_read_only(root):
-        raise ReadOnlyError("nothing can be written on the volume")
+        raise ReadOnlyError("the volume, or the cache directory, is read-only")
 
 
 def state_of(error: KvportError) -> VolumeState:

@@ -10,7 +10,9 @@ Importing this is fast: mlx, the web framework and the client are imported by th
 commands that need them, and everything else by `main`, where Ctrl-C is awaited.
 """
 
+import contextlib
 import importlib
+import os
 import sys
 from typing import Any, Final
 
@@ -23,4 +25,23 @@ def main(**settings: Any) -> None:
     try:
         importlib.import_module("kvport.api.cli.commands").root(**settings)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        code: str | int | None = INTERRUPTED
+    except SystemExit as end:
+        code = end.code
+    else:
+        code = 0
+    if "mlx.core" in sys.modules and not isinstance(code, str):
+        _leave(code or 0)
+    sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """End the process without the interpreter's own end.
+
+    What is to be kept was closed before. The interpreter would wait for threads that
+    hang with a volume, and end others within mlx, which aborts.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

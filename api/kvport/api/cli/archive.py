@@ -11,12 +11,11 @@ from typing import Any, BinaryIO, Final, cast
 import rich_click as click
 
 from kvport.api.cli.container import Counted, declared_size
-from kvport.api.cli.errors import naming
+from kvport.api.cli.errors import NoHomeError, check_readable, naming
 from kvport.api.cli.options import FILE, home_option
 from kvport.api.cli.output import (
     STATE_NAMES,
     describe_numerics,
-    format_bytes,
     json_option,
     print_facts,
     print_json,
@@ -31,6 +30,7 @@ from kvport.manifest.timestamps import format_time
 from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.transfer.archive import inspect_file, verify_file
+from kvport.snapshot.units import format_bytes
 
 _LAYERS: Final = {
     LayerClass.FULL: "attention",
@@ -92,6 +92,9 @@ def verify(file: Path, home: Path, *, as_json: bool) -> None:
     them, under the trust list of the home. Whether it fits a model, only a server that
     holds the model can tell.
     """
+    check_readable(file)
+    if not home.exists():
+        raise NoHomeError(f"the home {home} does not exist")
     keyring = Keyring(home)
     with naming(file), _opened(file) as stream:
         verified = verify_file(

@@ -9,7 +9,6 @@ from kvport.api.arguments import PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.options import POLICY, Server, model_option, server_options
 from kvport.api.cli.output import (
-    format_bytes,
     json_option,
     print_facts,
     print_json,
@@ -17,6 +16,8 @@ from kvport.api.cli.output import (
     short_digest,
 )
 from kvport.api.cli.prompts import prompt_options
+from kvport.api.cli.reach import Place, place_options, reached
+from kvport.snapshot.units import format_bytes
 
 _WAYS: Final = {"exported": "out", "admitted": "in"}
 
@@ -58,30 +59,32 @@ def probe(
 
 
 @click.command()
-@server_options
+@place_options
 @json_option
-def artifacts(*, server: Server, as_json: bool) -> None:
-    """Artifacts that went out or came in.
+def artifacts(*, place: Place, as_json: bool) -> None:
+    """Imports, and exports that were kept with `export --keep`.
 
-    `kept` is a file's state that is still in the cache. Whole ids are in --json.
+    An export that was only written to a file is not listed. `way` is `in` or `out`;
+    `state` says whether the cache still holds what the file does: `stored` or `gone`.
+    Whole ids are in --json.
     """
-    with connected(server) as client:
-        found = client.artifacts()
+    with reached(place) as admin:
+        found = admin.artifacts()
     if as_json:
-        print_json({"artifacts": [attrs.asdict(artifact) for artifact in found]})
+        print_json(found)
         return
     print_table(
         ("recorded", "way", "model", ">tokens", ">size", "state", "artifact"),
         (
             (
-                one.recorded,
-                _WAYS.get(one.direction, one.direction),
-                one.model,
-                str(one.restorable_tokens),
-                format_bytes(one.size_bytes),
-                "kept" if one.stored else "gone",
-                short_digest(one.artifact_id),
+                one["recorded"],
+                _WAYS.get(one["direction"], one["direction"]),
+                one["model"],
+                str(one["restorable_tokens"]),
+                format_bytes(one["size_bytes"]),
+                "stored" if one["stored"] else "gone",
+                short_digest(one["artifact_id"]),
             )
-            for one in found
+            for one in found["artifacts"]
         ),
     )

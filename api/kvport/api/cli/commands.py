@@ -42,7 +42,10 @@ _CACHE: Final = LazyGroup(
     {
         "Look": {
             "stats": ("stats:stats", "Sizes, hits and misses, and the cap."),
-            "artifacts": ("cache:artifacts", "Artifacts that went out or came in."),
+            "artifacts": (
+                "cache:artifacts",
+                "Imports, and exports that were kept with `export --keep`.",
+            ),
             "namespace": _NAMESPACE,
             "pins": ("holds:pins", "Pins, and leases of what runs: why state stays."),
             "plan": (

@@ -1,7 +1,7 @@
 """`kvport complete`: one completion through a server."""
 
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Final, cast
 
 import attrs
 import rich_click as click
@@ -9,8 +9,8 @@ import rich_click as click
 from kvport.api.arguments import CompletionArguments, PinArguments, PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.options import (
+    DURATION,
     POLICY,
-    Duration,
     Server,
     model_option,
     server_options,
@@ -18,6 +18,13 @@ from kvport.api.cli.options import (
 from kvport.api.cli.output import json_option, print_json, say
 from kvport.api.cli.prompts import prompt_options
 from kvport.api.results import Delta, Logprob, Pinned
+
+_UNPINNED: Final = {
+    "capacity": "capacity: the cap leaves no room beside what is in use",
+    "pin_limit": "pin_limit: pins may cover half of the cap, see `kvport cache pins`",
+    "not_restorable": "not_restorable: no restore point is stored there",
+}
+"""Reasons that need more than a word."""
 
 
 class Pin(click.ParamType[PinArguments]):
@@ -35,7 +42,7 @@ class Pin(click.ParamType[PinArguments]):
         owner, equals, duration = str(value).rpartition("=")
         if not equals or not owner:
             self.fail(f"{value!r} is not OWNER=DURATION", param, ctx)
-        seconds = Duration().convert(duration, param, ctx)
+        seconds = DURATION.convert(duration, param, ctx)
         return PinArguments(owner=owner, seconds=seconds)
 
 
@@ -66,7 +73,7 @@ class Pin(click.ParamType[PinArguments]):
 @click.option("--no-write", is_flag=True, help="Leave nothing behind in the cache.")
 @click.option(
     "--ttl",
-    type=Duration(),
+    type=DURATION,
     metavar="DURATION",
     help="What is stored expires after so long without use, such as 12h.",
 )
@@ -154,11 +161,15 @@ def _printed(deltas: Iterable[Delta]) -> Iterator[Delta]:
 
 def _pinned(found: Pinned) -> str:
     """What became of the wish to be pinned, in a line."""
-    why = f" ({found.unpinned_reason})" if found.unpinned_reason else ""
+    reason = found.unpinned_reason
+    why = f" ({_UNPINNED.get(reason, reason)})" if reason else ""
     if found.pinned_until is None:
         return f"nothing is pinned{why}"
-    rest = f", the rest was not stored{why}" if why else ""
-    return f"{found.pinned_tokens} tokens are pinned until {found.pinned_until}{rest}"
+    rest = f", the rest is not{why}" if why else ""
+    return (
+        f"{found.pinned_tokens} restorable tokens are pinned until"
+        f" {found.pinned_until}{rest}"
+    )
 
 
 def _print_logprobs(delta: Delta) -> None:

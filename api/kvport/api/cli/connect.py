@@ -11,10 +11,16 @@ from typing import Final
 
 import rich_click as click
 
-from kvport.api.cli.errors import LocalFileError, ModelNotNamedError, NoServerHereError
+from kvport.api.cli.errors import (
+    LocalFileError,
+    ModelNotNamedError,
+    NoModelError,
+    NoServerHereError,
+)
 from kvport.api.cli.options import Server
 from kvport.api.cli.output import stderr
 from kvport.api.client import Client
+from kvport.api.results import UnloadedModel
 from kvport.api.run_file import is_locked, running
 
 _KEY_VARIABLE: Final = "KVPORT_API_KEY"
@@ -52,15 +58,28 @@ def chosen(client: Client, model: str | None) -> str:
     """The model that was named, or the only one there is.
 
     Raises:
-        ModelNotNamedError: none was named, and the server has not exactly one.
+        NoModelError: none was named, and the server has none.
+        ModelNotNamedError: none was named, and the server has several.
     """
     if model is not None:
         return model
     names = [found.name for found in client.models()]
+    if not names:
+        gone = map(describe_unloaded, client.unloaded_models())
+        raise NoModelError("; ".join(("the server has no model now", *gone)))
     if len(names) != 1:
-        known = ", ".join(sorted(names)) or "none"
+        known = ", ".join(sorted(names))
         raise ModelNotNamedError(f"the server has {len(names)} models: {known}")
     return names[0]
+
+
+def describe_unloaded(one: UnloadedModel) -> str:
+    """What became of it, and how it comes back."""
+    idle = ""
+    if one.idle_seconds is not None:
+        idle = f", after {one.idle_seconds:g} s without a request"
+    load = shlex.join(["kvport", "models", "load", one.source, "--name", one.name])
+    return f"{one.name} was unloaded at {one.unloaded}{idle}; `{load}` loads it again"
 
 
 def _given_key(file: Path | None) -> str | None:

@@ -9,10 +9,15 @@ import attrs
 import rich_click as click
 
 from kvport.api.arguments import PromptArguments
-from kvport.api.cli.errors import LocalFileError, NoHomeError, naming
+from kvport.api.cli.errors import (
+    LocalFileError,
+    NoHomeError,
+    check_readable,
+    naming,
+)
 from kvport.api.cli.logs import log_to_stderr
 from kvport.api.cli.options import home_option, kv_form_options
-from kvport.api.cli.output import format_bytes, json_option, print_json
+from kvport.api.cli.output import json_option, print_json
 from kvport.api.cli.prompts import prompt_file_options
 from kvport.api.files import open_destination
 from kvport.manifest.limits import BLOCK_TOKENS
@@ -21,6 +26,7 @@ from kvport.snapshot.convert import Converted, Converter, is_artifact
 from kvport.snapshot.prompts import Prompt
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.prompt_cache_writer import Form
+from kvport.snapshot.units import format_bytes
 
 _FORMS: Final = [form.value for form in Form]
 
@@ -85,6 +91,7 @@ def convert(
     continues.
     """
     log_to_stderr(logging.WARNING)
+    check_readable(file)
     if not home.exists():
         raise NoHomeError(f"the home {home} does not exist")
     if output.is_dir() or not output.parent.is_dir():

@@ -12,16 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kvport.api.cli.output import (
-    format_bytes,
-    json_option,
-    print_json,
-    say,
-    stderr,
-)
+from kvport.api.cli.output import json_option, print_json, say, stderr
 from kvport.api.demo.run import SUBJECTS, run
 from kvport.api.demo.servers import ended_in_order
 from kvport.api.demo.story import Outcome, Say
+from kvport.snapshot.units import format_bytes
 
 _EXPLANATION: Final = """\
 Two servers, each with a home of its own, held the same tiny model. A computed a prompt

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +59,36 @@ class ModelNotNamedError(KvportError):
     advice = "Name one with --model; `kvport models list` shows them."
 
 
+class NoModelError(KvportError):
+    """A server has no model at all; the message says which it had."""
+
+    code = "no_model"
+    cause = "The server holds no model now."
+    advice = "Load one with `kvport models load PATH`; a request does not."
+
+
 class NoServerHereError(NoServerError):
     """No server runs on the home that was looked at; the message names it."""
 
     advice = "Start one as above, or name a running one with --url."
+
+
+def check_readable(path: Path) -> None:
+    """Refuse a file that cannot be read, before anything else is found wanting.
+
+    Raises:
+        LocalFileError: it is not there, is a directory, or may not be read.
+    """
+    if path == Path("-"):
+        return
+    try:
+        # Not opened: a pipe can be read once.
+        if not stat.S_ISDIR(path.stat().st_mode) and os.access(path, os.R_OK):
+            return
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise LocalFileError.at(path, error) from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import rich_click as click
 from kvport.api.admin_bodies import ReleaseBody
 from kvport.api.cli.output import json_option, print_json, print_table
 from kvport.api.cli.reach import Place, place_options, reached
+from kvport.api.cli.removal import print_freed
 
 
 @click.command()
@@ -45,7 +46,8 @@ def unpin(*, owner: str, node: str | None, place: Place, as_json: bool) -> None:
     """End pins of one owner, and of nobody else.
 
     OWNER and NODE are as `kvport cache pins` shows them; without NODE all pins of the
-    owner end. Exits with 1 if there is none.
+    owner end. What they held beyond a quota or the cap goes at once. Exits with 1 if
+    there is none.
     """
     with reached(place) as admin:
         found = admin.release(ReleaseBody(owner=owner, node=node))
@@ -55,5 +57,7 @@ def unpin(*, owner: str, node: str | None, place: Place, as_json: bool) -> None:
         count = found["released"]
         what = "1 pin" if count == 1 else f"{count} pins"
         click.echo(f"{what} ended" if count else f"nothing is pinned by {owner}")
+        if found["removed"]:
+            print_freed(found)
     if not found["released"]:
         sys.exit(1)

@@ -10,29 +10,32 @@ import attrs
 import rich_click as click
 
 from kvport.api.arguments import LoadArguments
-from kvport.api.cli.connect import connected
-from kvport.api.cli.options import KeepAlive, Server, server_options
-from kvport.api.cli.output import (
-    format_bytes,
-    json_option,
-    print_json,
-    print_table,
-    say,
-)
+from kvport.api.cli.connect import connected, describe_unloaded
+from kvport.api.cli.options import KEEP_ALIVE, Server, server_options
+from kvport.api.cli.output import json_option, print_json, print_table, say
 from kvport.api.results import ModelInfo
 from kvport.snapshot.cache.policy import Tier
 from kvport.snapshot.engine.source import directory_at
+from kvport.snapshot.units import format_bytes, format_seconds
 
 
 @click.command("list")
 @server_options
 @json_option
 def list_(*, server: Server, as_json: bool) -> None:
-    """Models that a server holds."""
+    """Models that a server holds.
+
+    And, on standard error, those that it has unloaded since its start.
+    """
     with connected(server) as client:
-        found = client.models()
+        found, gone = client.models(), client.unloaded_models()
     if as_json:
-        print_json({"models": [attrs.asdict(model) for model in found]})
+        print_json(
+            {
+                "models": [attrs.asdict(model) for model in found],
+                "unloaded": [attrs.asdict(model) for model in gone],
+            }
+        )
         return
     print_table(
         ("model", "cache", "drafts", "keep alive"),
@@ -41,11 +44,13 @@ def list_(*, server: Server, as_json: bool) -> None:
                 m.name,
                 _cache(m),
                 "on" if m.drafted else "off",
-                "for ever" if m.keep_alive is None else f"{m.keep_alive} s",
+                "for ever" if m.keep_alive is None else format_seconds(m.keep_alive),
             )
             for m in found
         ),
     )
+    for one in gone:
+        say(describe_unloaded(one))
 
 
 @click.command()
@@ -53,7 +58,7 @@ def list_(*, server: Server, as_json: bool) -> None:
 @click.option("--name", help="What requests call it; the last part of PATH by default.")
 @click.option(
     "--keep-alive",
-    type=KeepAlive(),
+    type=KEEP_ALIVE,
     metavar="DURATION|never",
     help="Unload it after so long without a request; by default what holds for others.",
 )
@@ -69,7 +74,9 @@ def load(
 ) -> None:
     """Have a server load a model.
 
-    PATH is the model's directory or Hugging Face id.
+    PATH is the model's directory or Hugging Face id. With --keep-alive it is unloaded
+    after so long without a request; then requests are refused with `model_unloaded`
+    until it is loaded again by this command: a request does not load it.
     """
     source = str(directory_at(path) or path)
     arguments = LoadArguments()

@@ -7,18 +7,20 @@ import msgspec
 import rich_click as click
 
 from kvport.api.admin_bodies import NamespaceBody
-from kvport.api.cli.options import Duration, Size
+from kvport.api.cli.options import DURATION, SIZE
 from kvport.api.cli.output import (
-    format_bytes,
     json_option,
     print_facts,
     print_json,
     print_table,
+    say,
 )
 from kvport.api.cli.reach import Place, place_options, reached
 from kvport.api.cli.removal import print_freed
 from kvport.snapshot.cache.policy import Tier
 from kvport.snapshot.orders import Named, meant
+from kvport.snapshot.refusals import explain
+from kvport.snapshot.units import format_bytes, format_seconds
 
 _NONE: Final = "none"
 _DASH: Final = "-"
@@ -104,14 +106,14 @@ def show(*, which: str, place: Place, as_json: bool) -> None:
 @click.argument("which")
 @click.option(
     "--quota",
-    type=OrNone(Size()),
+    type=OrNone(SIZE),
     metavar="SIZE|none",
     help="What it may hold at most, and what no other model takes from it. What is"
     " above goes at once.",
 )
 @click.option(
     "--ttl",
-    type=OrNone(Duration()),
+    type=OrNone(DURATION),
     metavar="DURATION|none",
     help="Time after its last use until state expires, such as 12h or 30d. What has"
     " expired goes at once.",
@@ -128,7 +130,7 @@ def show(*, which: str, place: Place, as_json: bool) -> None:
 )
 @click.option(
     "--write-per-hour",
-    type=OrNone(Size()),
+    type=OrNone(SIZE),
     metavar="SIZE|none",
     help="What may be written to the disk for it within any hour.",
 )
@@ -136,7 +138,7 @@ def show(*, which: str, place: Place, as_json: bool) -> None:
     "--retention",
     metavar="NAME=N,...|none",
     help="Points of a conversation that stay: newest, every (tokens), forks, prompts,"
-    " replies (how many).",
+    " replies (how many). What is not named stays as it was set.",
 )
 @place_options
 @json_option
@@ -185,13 +187,21 @@ def set_(
     print_facts(_facts(one))
     click.echo()
     print_freed(one)
+    for warning in one["warnings"]:
+        say(f"warning: {warning}")
 
 
 def _body(fields: Mapping[str, Any]) -> NamespaceBody:
     try:
         return msgspec.convert(fields, NamespaceBody)
     except msgspec.ValidationError as error:
-        raise click.UsageError(f"{error}.") from error
+        refused = explain(str(error), NamespaceBody)
+        if refused.how:
+            *_, name = refused.field.split(".")
+            known = ", ".join(refused.known)
+            text = f"There is no {name!r}; there are {known}."
+            raise click.BadParameter(text, param_hint="--retention") from error
+        raise click.UsageError(f"{refused.field}: {refused.what}.") from error
 
 
 def _retention(text: str | None) -> Mapping[str, int] | str | None:
@@ -265,9 +275,4 @@ def _size(size: int | None) -> str:
 
 
 def _seconds(seconds: int | None) -> str:
-    if seconds is None:
-        return _DASH
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds % length == 0:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
+    return _DASH if seconds is None else format_seconds(seconds)

@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import attrs
@@ -18,6 +18,7 @@ from kvport.snapshot.units import parse_seconds, parse_size
 NEVER: Final = "never"
 _TEN_YEARS: Final = 315_360_000
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_Number = TypeVar("_Number", bound=float)
 
 FILE: Final = click.Path(readable=False, allow_dash=True, path_type=Path)
 """A file, or `-`; opening it tells whether it can be used, always in the same words."""
@@ -30,96 +31,54 @@ AUTO: Final = "auto"
 AUTO_FLOOR: Final = -1
 
 
-class _Measure(click.ParamType[int]):
-    """A whole number with a unit, at least 1."""
+class Measure(click.ParamType[_Number]):
+    """A number with a unit, or a word that stands for a number."""
 
-    def __init__(self, parse: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], _Number],
+        words: Mapping[str, _Number] | None = None,
+    ) -> None:
+        self.name = name
         self._parse = parse
+        self._words = words or {}
 
     def convert(
         self,
         value: object,
         param: click.Parameter | None,
         ctx: click.Context | None,
-    ) -> int:
+    ) -> _Number:
         """The number, without its unit."""
-        if isinstance(value, int):
-            return value
+        if not isinstance(value, str):
+            return cast("_Number", value)
         try:
-            return self._parse(str(value))
+            return self._words[value] if value in self._words else self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Size(_Measure):
-    """A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
-
-    name = "size"
-
-    def __init__(self) -> None:
-        super().__init__(parse_size)
-
-
-class Floor(Size):
-    """A size, 0, or `auto`."""
-
-    def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> int:
-        """Bytes; `AUTO_FLOOR` for `auto`."""
-        if value in {AUTO, AUTO_FLOOR}:
-            return AUTO_FLOOR
-        return 0 if value == "0" else super().convert(value, param, ctx)
+def _parse_keep_alive(text: str) -> float:
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, nor {NEVER}") from error
+    if seconds > _TEN_YEARS:
+        raise ValueError(f"{text!r} is above ten years; say {NEVER}")
+    return seconds
 
 
-class Cap(Size):
-    """A size, or `auto`, which is none."""
-
-    def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> int:
-        """Bytes; 0 for `auto`."""
-        return 0 if value in {AUTO, 0} else super().convert(value, param, ctx)
-
-
-class Duration(_Measure):
-    """A number of seconds: `90`, `90s`, `15m`, `12h`, `30d`, `2w`."""
-
-    name = "duration"
-
-    def __init__(self) -> None:
-        super().__init__(parse_seconds)
-
-
-class KeepAlive(click.ParamType[float]):
-    """A duration of up to ten years, or `never`, after which a model is unloaded."""
-
-    name = "duration"
-
-    def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> float:
-        """Seconds, infinity for `never`."""
-        if isinstance(value, float):
-            return value
-        if value == NEVER:
-            return math.inf
-        try:
-            seconds = parse_seconds(str(value))
-        except ValueError as error:
-            self.fail(f"{error}, nor {NEVER}", param, ctx)
-        if seconds > _TEN_YEARS:
-            self.fail(f"{value!r} is above ten years; say {NEVER}", param, ctx)
-        return seconds
+SIZE: Final = Measure("size", parse_size)
+"""A number of bytes: `1500000`, `1.5GB`, `8GiB`, or `8G`, which is `8GiB`."""
+CAP: Final = Measure("size", parse_size, {AUTO: 0})
+"""A size, or `auto`, which is none: 0."""
+FLOOR: Final = Measure("size", parse_size, {AUTO: AUTO_FLOOR, "0": 0})
+"""A size, 0, or `auto`."""
+DURATION: Final = Measure("duration", parse_seconds)
+"""A number of seconds: `90`, `90s`, `15m`, `12h`, `30d`, `2w`."""
+KEEP_ALIVE: Final = Measure("duration", _parse_keep_alive, {NEVER: math.inf})
+"""A duration of up to ten years, or `never`, after which a model is unloaded."""
 
 
 def _address(_: click.Context, __: click.Parameter, url: str | None) -> str | None:

@@ -17,7 +17,6 @@ from kvport.manifest.layout import BlobClass
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _JSON: Final = "kvport.json"
-_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 _HEX: Final = frozenset("0123456789abcdef")
 
 STATE_NAMES: Final[Mapping[str, str]] = {
@@ -128,16 +127,6 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
             for name, cell, width in zip(names, row, widths, strict=True)
         )
         click.echo("  ".join(cells).rstrip())
-
-
-def format_bytes(size: int) -> str:
-    """A size for people, in binary units."""
-    value, unit = float(size), "B"
-    for larger in _UNITS:
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def is_fingerprint(text: str) -> bool:

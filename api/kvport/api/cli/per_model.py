@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from kvport.api.cli.options import KeepAlive
+from kvport.api.cli.options import KEEP_ALIVE
 from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.engine.drafting.drafter import DraftSource
 from kvport.snapshot.engine.source import directory_at
@@ -76,10 +76,9 @@ def keep_alives(values: Sequence[str], names: Iterable[str]) -> dict[str, float]
         BadParameter: a value of another form.
     """
     chosen = _chosen(values, names, "--keep-alive")
-    kind = KeepAlive()
     try:
         return {
-            name: kind.convert(texts[-1], None, None) if texts else math.inf
+            name: KEEP_ALIVE.convert(texts[-1], None, None) if texts else math.inf
             for name, texts in chosen.items()
         }
     except click.BadParameter as error:

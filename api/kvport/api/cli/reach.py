@@ -20,14 +20,19 @@ from kvport.api.cli.errors import NoHomeError, naming
 from kvport.api.cli.logs import log_to_stderr
 from kvport.api.cli.options import Server, server_options
 from kvport.api.errors import NoServerError
+from kvport.api.problems import ProblemError
 from kvport.api.run_file import is_locked
 from kvport.snapshot.errors import (
+    CacheAbsentError,
     CacheInUseError,
+    DiskFullError,
     ForeignRootError,
     HomeInUseError,
     MissingRootError,
+    StorageError,
 )
-from kvport.snapshot.offline import opened, root_of
+from kvport.snapshot.known_roots import KnownRoots
+from kvport.snapshot.offline import opened
 
 
 @attrs.frozen
@@ -73,8 +78,21 @@ def reached(place: Place, *, starting: bool = False) -> Iterator[Administered]:
         NoHomeError: there is no home, nor a server elsewhere.
         KvportError: as of `connected` and `offline.opened`.
     """
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as undo, _naming_root(place):
         yield _reached(place, undo, starting=starting)
+
+
+@contextlib.contextmanager
+def _naming_root(place: Place) -> Iterator[None]:
+    """Name the cache directory that a server of this home misses."""
+    try:
+        yield
+    except ProblemError as error:
+        root = KnownRoots(place.server.home).served
+        if place.server.url or root is None or error.code != CacheAbsentError.code:
+            raise
+        with naming(root):
+            raise
 
 
 def _reached(
@@ -104,13 +122,20 @@ def _owned(
     if not home.is_dir():
         raise NoHomeError(f"the home {home} does not exist")
     with naming(place.cache_dir or home):
-        root = root_of(home, place.cache_dir)
-    log_to_stderr(logging.WARNING)
+        root = KnownRoots(home).to_open(place.cache_dir)
+    # What people are to know of it is in what the command says.
+    log_to_stderr(logging.ERROR)
     try:
         orders = undo.enter_context(opened(home, root, starting=starting))
     except HomeInUseError:
         return None  # A server, or another command, came first.
-    except (CacheInUseError, ForeignRootError, MissingRootError):
+    except (
+        CacheInUseError,
+        DiskFullError,
+        ForeignRootError,
+        MissingRootError,
+        StorageError,
+    ):
         with naming(root):
             raise
     return Here(orders)

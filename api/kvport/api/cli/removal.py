@@ -7,32 +7,28 @@ from typing import Any, Final
 import rich_click as click
 
 from kvport.api.admin_bodies import ClearBody, PlanBody
-from kvport.api.cli.options import AUTO, AUTO_FLOOR, Cap, Duration, Floor, Size
-from kvport.api.cli.output import (
-    STATE_NAMES,
-    format_bytes,
-    json_option,
-    print_json,
-    print_table,
-)
+from kvport.api.cli.options import AUTO, AUTO_FLOOR, CAP, DURATION, FLOOR, SIZE
+from kvport.api.cli.output import STATE_NAMES, json_option, print_json, print_table
 from kvport.api.cli.reach import Place, place_options, reached
 from kvport.manifest.layout import BlobClass
+from kvport.snapshot.units import format_bytes
 
 _NONE: Final = "none"
+_KEPT: Final = {"shared": "later state goes on from them, such as a reply"}
+"""Reasons why segments stay, in more than their own word."""
 _KINDS: Final = {name: BlobClass(value) for value, name in STATE_NAMES.items()}
-_SIZE: Final = Size()
 
 
 @click.command()
 @click.option(
     "--cap",
-    type=Cap(),
+    type=CAP,
     metavar="SIZE|auto",
     help="With this cap; with the one there is unless given.",
 )
 @click.option(
     "--free-floor",
-    type=Floor(),
+    type=FLOOR,
     metavar="SIZE|auto",
     help="With this free space on the volume; as it is unless given.",
 )
@@ -58,7 +54,7 @@ def plan(
     """What a cap, a floor, quotas, a start or `gc` would remove, and why.
 
     Nothing is removed. Without a server it is what `kvport serve` would remove at its
-    start, with `auto` for what is not given.
+    start, with the cap and the free floor of the last one for what is not given.
     """
     body = PlanBody(
         cap_bytes=AUTO if cap == 0 else cap,
@@ -98,8 +94,14 @@ def _print_plan(found: Mapping[str, Any]) -> None:
         f"{format_bytes(found['bytes'])} in {found['segments']} segments"
         " would be removed"
     )
-    if unpinned := found["unpinned_segments"]:
-        click.echo(f"{unpinned} segments would lose their pins, beyond half of the cap")
+    if ended := found["ended_pins"]:
+        pins = "1 pin" if ended == 1 else f"{ended} pins"
+        click.echo(f"{pins} would end: together they cover more than half of the cap")
+    for namespace, nbytes in found["over_quota_bytes"].items():
+        click.echo(
+            f"{format_bytes(nbytes)} above the quota of {namespace[:8]} would stay,"
+            " in use or pinned"
+        )
     if missing := found["missing_bytes"]:
         held = found["in_use_bytes"]
         parts = []
@@ -110,7 +112,7 @@ def _print_plan(found: Mapping[str, Any]) -> None:
                 f"{format_bytes(beside)} is for the index and what else the cache needs"
             )
         size = format_bytes(missing)
-        click.echo(f"{size} more would be needed to store anything: {', '.join(parts)}")
+        click.echo(f"{size} more would have to go: {', '.join(parts)}")
 
 
 @click.command()
@@ -123,6 +125,7 @@ def gc(*, yes: bool, place: Place, as_json: bool) -> None:
     That is what has expired, what the installed engine cannot use or whose model's
     directory is not there, segments that lead to no restore point, what is beyond a
     quota, and files that nothing refers to. `kvport cache plan --gc` shows it as well.
+    It asks, unless there is no state to remove.
     """
     if not yes:
         _need_terminal()
@@ -131,10 +134,12 @@ def gc(*, yes: bool, place: Place, as_json: bool) -> None:
             found = admin.plan(PlanBody(gc=True))
             if not as_json:
                 _print_plan(found)
-            _confirm(
-                f"{format_bytes(found['bytes'])} of state, and files that nothing"
-                " refers to"
-            )
+            # Files that nothing refers to are no loss to anyone.
+            if found["segments"]:
+                _confirm(
+                    f"{format_bytes(found['bytes'])} of state, and files that nothing"
+                    " refers to"
+                )
         found = admin.gc()
     if as_json:
         print_json(found)
@@ -154,9 +159,7 @@ def print_freed(found: Mapping[str, Any]) -> None:
 @click.option(
     "--kind", type=click.Choice(list(_KINDS)), help="Only state of this kind."
 )
-@click.option(
-    "--older-than", type=Duration(), help="Only what was not used for so long."
-)
+@click.option("--older-than", type=DURATION, help="Only what was not used for so long.")
 @click.option(
     "--artifact",
     metavar="ID",
@@ -205,7 +208,7 @@ def clear(
     click.echo(f"{size} freed, {found['removed_segments']} segments removed")
     for reason, count in found["kept"].items():
         if count:
-            click.echo(f"{count} segments kept: {reason}")
+            click.echo(f"{count} segments kept: {_KEPT.get(reason, reason)}")
 
 
 def _need_terminal() -> None:
@@ -238,4 +241,4 @@ def _quota(text: str) -> tuple[str, int | None]:
     which, equals, size = text.rpartition("=")
     if not equals or not which:
         raise click.BadParameter(f"{text!r} is not WHICH=SIZE", param_hint="--quota")
-    return which, None if size == _NONE else _SIZE.convert(size, None, None)
+    return which, None if size == _NONE else SIZE.convert(size, None, None)

@@ -9,16 +9,10 @@ import rich_click as click
 
 from kvport.api.admin_bodies import SCRUB_RATE, ScrubBody
 from kvport.api.admin_client import Administered, Answer
-from kvport.api.cli.options import Size
-from kvport.api.cli.output import (
-    format_bytes,
-    json_option,
-    print_facts,
-    print_json,
-    say,
-    stderr,
-)
+from kvport.api.cli.options import SIZE
+from kvport.api.cli.output import json_option, print_facts, print_json, say, stderr
 from kvport.api.cli.reach import Place, place_options, reached
+from kvport.snapshot.units import format_bytes
 
 _POLL_SECONDS: Final = 0.2
 
@@ -26,7 +20,7 @@ _POLL_SECONDS: Final = 0.2
 @click.command()
 @click.option(
     "--rate",
-    type=Size(),
+    type=SIZE,
     default=SCRUB_RATE,
     show_default="32MiB",
     help="Bytes per second.",
@@ -38,8 +32,9 @@ _POLL_SECONDS: Final = 0.2
 def scrub(*, rate: int, stop: bool, status: bool, place: Place, as_json: bool) -> None:
     """Read all that is stored, and remove what is damaged.
 
-    It goes on from where the last run stopped. A server does it beside its requests;
-    without a server the command does it, until its end or Ctrl-C.
+    It goes on from where the last run stopped. A server does it beside its requests,
+    and the command returns at once: `--status` shows how far it is. Without a server
+    the command does it, until its end or Ctrl-C.
     """
     if stop and status:
         raise click.UsageError("--stop and --status exclude each other.")
@@ -54,6 +49,11 @@ def scrub(*, rate: int, stop: bool, status: bool, place: Place, as_json: bool) -
             found = admin.start_scrub(ScrubBody(bytes_per_second=rate))
             if admin.is_here:
                 found = _finished(admin, found)
+            elif found["running"]:
+                say(
+                    "The server reads on; `kvport cache scrub --status` shows how far"
+                    " it is, `--stop` stops it."
+                )
     if as_json:
         print_json(found)
         return
@@ -61,11 +61,9 @@ def scrub(*, rate: int, stop: bool, status: bool, place: Place, as_json: bool) -
         ("running", "yes" if found["running"] else "no"),
         ("checked", _checked(found)),
         ("damaged", f"{found['damaged']} files"),
+        ("remaining", f"{found['remaining']} files"),
+        ("last whole run", found["completed"] or "none yet"),
     ]
-    if found["completed"]:
-        facts.append(("completed", found["completed"]))
-    if found["running"] or not found["completed"]:
-        facts.append(("remaining", f"{found['remaining']} files"))
     print_facts(facts)
 
 

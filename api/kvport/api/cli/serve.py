@@ -17,10 +17,10 @@ from kvport.api.cli import per_model
 from kvport.api.cli.options import (
     AUTO,
     AUTO_FLOOR,
+    CAP,
+    FLOOR,
     POLICY,
-    Cap,
-    Floor,
-    Size,
+    SIZE,
     home_option,
     kv_form_options,
 )
@@ -52,11 +52,12 @@ _PORT: Final = 8470
 @click.option(
     "--cache-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where stored state goes, also on another volume; <home>/cache unless given.",
+    help="Where stored state goes, also on another volume; unless given, where the"
+    " home's state is, at first <home>/cache.",
 )
 @click.option(
     "--cap",
-    type=Cap(),
+    type=CAP,
     metavar="SIZE|auto",
     default=AUTO,
     show_default=True,
@@ -65,7 +66,7 @@ _PORT: Final = 8470
 )
 @click.option(
     "--free-floor",
-    type=Floor(),
+    type=FLOOR,
     metavar="SIZE|auto",
     default=AUTO,
     show_default=True,
@@ -142,7 +143,8 @@ _PORT: Final = 8470
     metavar="[MODEL:]DURATION|never",
     multiple=True,
     help="Unload models, or one, after so long without a request, such as 30m"
-    " (repeatable). By default they stay.",
+    " (repeatable); `kvport models load` loads them again, a request does not. By"
+    " default they stay.",
 )
 @click.option(
     "--block-size",
@@ -154,7 +156,7 @@ _PORT: Final = 8470
 @click.option("--no-cache", is_flag=True, help="Store and restore nothing.")
 @click.option(
     "--live-memory",
-    type=Size(),
+    type=SIZE,
     default=None,
     help="Memory per model for the state of running requests; what does not fit waits."
     " By default half of what the model leaves.",

@@ -7,7 +7,7 @@ import rich_click as click
 
 from kvport.api.cli.errors import naming
 from kvport.api.cli.logs import log_to_stderr
-from kvport.api.cli.output import print_json
+from kvport.api.cli.output import print_json, say
 from kvport.api.cli.per_model import ANY
 from kvport.api.cli.starting import Claim, Start
 from kvport.api.server import claim_socket
@@ -21,6 +21,7 @@ from kvport.snapshot.errors import (
     HomeInUseError,
     MissingRootError,
 )
+from kvport.snapshot.known_roots import KnownRoots
 from kvport.snapshot.node import Node, NodeSettings
 
 
@@ -74,10 +75,11 @@ def _tuning(start: Start, name: str) -> Tuning:
 
 
 def _opened(start: Start) -> Node:
-    root = start.cache_root or start.home / "cache"
+    with naming(start.home):
+        root = KnownRoots(start.home).to_serve(start.cache_root)
     settings = NodeSettings(
         home=start.home,
-        cache_root=start.cache_root,
+        cache_root=root,
         cap_bytes=start.cap_bytes,
         free_floor=start.free_floor,
         block_size=start.block_size,
@@ -107,3 +109,6 @@ def _ready(start: Start, node: Node, url: str) -> None:
         click.echo(
             f"kvport serves {what} at {url} (home {start.home}, API key in {key_file})"
         )
+        if node.settings.cache_enabled and (reason := node.health().reason):
+            state = node.health().state.value.replace("_", " ")
+            say(f"the cache at {node.settings.cache_root} is {state}: {reason}")

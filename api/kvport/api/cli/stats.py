@@ -1,19 +1,21 @@
 """`kvport cache stats`: what the cache holds and has done, by model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import rich_click as click
 
 from kvport.api.cli.output import (
     STATE_NAMES,
-    format_bytes,
     json_option,
     print_facts,
     print_json,
     print_table,
 )
 from kvport.api.cli.reach import Place, place_options, reached
+from kvport.snapshot.known_roots import KnownRoots
+from kvport.snapshot.units import format_bytes
 
 _BESIDE: Final[Mapping[str, str]] = {
     "index": "(index)",
@@ -34,7 +36,8 @@ def stats(*, place: Place, as_json: bool) -> None:
 
     The rows of the first table sum to its total, which is what the directory takes on
     its volume when nothing is going on. docs/operations.md says what each number means.
-    Without a server nothing was counted yet.
+    Without a server nothing was counted yet, and cap and free floor are those of the
+    last one, `auto` as of now.
     """
     with reached(place, starting=True) as admin:
         found = admin.stats()
@@ -43,7 +46,9 @@ def stats(*, place: Place, as_json: bool) -> None:
         return
     if reason := found["volume"]["reason"]:
         state, since = found["volume"]["state"], found["volume"]["since"]
-        click.echo(f"the cache is {state.replace('_', ' ')} since {since}: {reason}")
+        where = f" at {root}" if (root := _root(place)) else ""
+        state = state.replace("_", " ")
+        click.echo(f"the cache{where} is {state} since {since}: {reason}")
     if found["cache"] is not None:
         _print_cache(found)
     for name, counts in found["models"].items():
@@ -54,6 +59,13 @@ def stats(*, place: Place, as_json: bool) -> None:
         )
 
 
+def _root(place: Place) -> Path | None:
+    """Where the cache is, as far as this machine knows."""
+    if place.cache_dir is not None or place.server.url is not None:
+        return place.cache_dir
+    return KnownRoots(place.server.home).served
+
+
 def _print_cache(found: Mapping[str, Any]) -> None:
     cache = found["cache"]
     print_table(
@@ -62,13 +74,14 @@ def _print_cache(found: Mapping[str, Any]) -> None:
         _held(found),
     )  # fmt: skip
     used, cap = format_bytes(found["total_bytes"]), found["effective_cap_bytes"]
-    click.echo(f"\n{used} of {format_bytes(cap)} ({found['used_percent']:.1f} %)")
+    share = f"{used} of {format_bytes(cap)} ({found['used_percent']:.1f} %)"
+    click.echo(f"\n{share if cap else f'{used}, and no room for more'}")
     if cap < found["cap_bytes"]:
         account = cache["account"]
         click.echo(
             f"the cap is {format_bytes(found['cap_bytes'])}, but the free floor leaves"
-            f" less: {format_bytes(account['floor'])} of the volume are to stay free,"
-            f" {format_bytes(account['free'])} are"
+            f" less: {format_bytes(account['floor'])} of the volume are to stay free"
+            f" (--free-floor), {format_bytes(account['free'])} are"
         )
     click.echo(f"\nsince {found['since']}\n")
     print_table(

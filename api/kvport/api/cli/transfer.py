@@ -20,19 +20,14 @@ from rich.progress import Progress as Bar
 
 from kvport.api.arguments import PromptArguments
 from kvport.api.cli.connect import chosen, connected
-from kvport.api.cli.errors import LocalFileError, naming
+from kvport.api.cli.errors import LocalFileError, check_readable, naming
 from kvport.api.cli.options import FILE, Server, model_option, server_options
-from kvport.api.cli.output import (
-    format_bytes,
-    json_option,
-    print_facts,
-    print_json,
-    say,
-    stderr,
-)
+from kvport.api.cli.output import json_option, print_facts, print_json, say, stderr
 from kvport.api.cli.prompts import prompt_options
 from kvport.api.files import Progress
 from kvport.api.problems import ProblemError
+from kvport.api.results import ExportInfo
+from kvport.snapshot.units import format_bytes
 
 _STANDARD: Final = Path("-")
 
@@ -57,6 +52,12 @@ _STANDARD: Final = Path("-")
     is_flag=True,
     help="Make the file smaller, without loss; the server takes longer to write it.",
 )
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="List it in `kvport cache artifacts`, and let it be downloaded again, as long"
+    " as its state is stored.",
+)
 @model_option
 @server_options
 @json_option
@@ -66,6 +67,7 @@ def export(
     output: Path,
     min_tokens: int | None,
     compress: bool,
+    keep: bool,
     model: str | None,
     server: Server,
     as_json: bool,
@@ -80,14 +82,19 @@ def export(
         raise click.UsageError("--json and the file cannot both go to standard output.")
     with connected(server) as client, _writing(output) as (to, progress):
         name = chosen(client, model)
-        info = client.export(
-            name,
-            to,
-            min_tokens=min_tokens,
-            compress=compress,
-            progress=progress,
-            **prompt,
-        )
+        if keep:
+            kept = client.keep(name, min_tokens=min_tokens, compress=compress, **prompt)
+            done = client.download(kept.artifact_id, to, progress=progress)
+            info = ExportInfo(**attrs.asdict(done), prompt_tokens=kept.prompt_tokens)
+        else:
+            info = client.export(
+                name,
+                to,
+                min_tokens=min_tokens,
+                compress=compress,
+                progress=progress,
+                **prompt,
+            )
     if as_json:
         print_json(attrs.asdict(info) | {"model": name, "file": str(output)})
         return
@@ -126,7 +133,11 @@ def _writing(output: Path) -> Iterator[tuple[Path | BinaryIO, Progress | None]]:
 
 @click.command("import")
 @click.argument("file", type=FILE)
-@model_option
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="The model that it must be for; the server finds the right one unless given.",
+)
 @server_options
 @json_option
 def import_(*, file: Path, model: str | None, server: Server, as_json: bool) -> None:
@@ -135,6 +146,7 @@ def import_(*, file: Path, model: str | None, server: Server, as_json: bool) -> 
     The server checks all of FILE, which must be signed by a key that it trusts, and
     belong to a model that it holds. A file that is refused changes nothing.
     """
+    check_readable(file)
     with connected(server) as client, _progress("import") as progress:
         source: Path | BinaryIO = sys.stdin.buffer if file == _STANDARD else file
         with _refused(file):

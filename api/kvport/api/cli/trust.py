@@ -4,8 +4,6 @@ A server reads the list for every import, so a change counts from the next one o
 """
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +27,7 @@ from kvport.manifest.identity import fingerprint
 from kvport.manifest.keys import PublicKey
 from kvport.manifest.timestamps import ALWAYS, format_time
 from kvport.manifest.trust import ANY, TrustEntry, TrustList
+from kvport.snapshot.home_lock import changing
 from kvport.snapshot.keyring import Keyring
 
 _NAMES_HELP = " (repeatable; all unless given)"
@@ -206,12 +205,8 @@ def _changing(home: Path) -> Iterator[Keyring]:
     """The keyring, while no other command changes it; a server need not stop."""
     keyring = Keyring(home)
     keyring.create()
-    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with changing(home):
         yield keyring
-    finally:
-        os.close(descriptor)
 
 
 def _names(names: frozenset[str]) -> str:

@@ -22,7 +22,7 @@ from typing import Final, Self
 import attrs
 
 from kvport.manifest.limits import MIB
-from kvport.snapshot.errors import CapacityError
+from kvport.snapshot.errors import CapError
 
 BLOCK: Final = 4096
 """Unit of allocation that is reckoned with, and SQLite's page size."""
@@ -55,10 +55,10 @@ def check_cap(cap: int) -> None:
     """See that a cap is large enough to hold anything.
 
     Raises:
-        CapacityError: it is not.
+        CapError: it is not.
     """
     if cap < MIN_CAP:
-        raise CapacityError(f"a cap below {MIN_CAP // MIB} MiB holds no state")
+        raise CapError(f"a cap below {MIN_CAP // MIB} MiB holds no state")
 
 
 @attrs.frozen
@@ -96,6 +96,21 @@ class AccountNumbers:
             return cap
         ours = self.blobs + self.index + self.overhead
         return max(0, min(cap, ours + self.free - self.floor))
+
+    def to_evict(self, headroom: int) -> int:
+        """Bytes that eviction should free; 0 if all is well, or cannot be so by it.
+
+        Overhead does not go with state. Where it leaves no room for any, state goes
+        for the cap itself, and where it is beyond that, none: it would go in vain.
+
+        Args:
+            headroom: of the cap.
+        """
+        if self.overhead < self.cap - headroom:
+            return max(0, self.reserved - (self.effective - headroom))
+        beyond = self.reserved - self.cap if self.overhead < self.cap else 0
+        below = self.floor - self.free if self.floor else 0
+        return max(0, beyond, below)
 
     @property
     def used_percent(self) -> float:

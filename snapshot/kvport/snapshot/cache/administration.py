@@ -16,7 +16,6 @@ from kvport.snapshot.cache.clear import Cleared, Clearing
 from kvport.snapshot.cache.demand import Demand
 from kvport.snapshot.cache.leases import LeaseInfo
 from kvport.snapshot.cache.lifetimes import apply_ttl
-from kvport.snapshot.cache.namespaces import Judge
 from kvport.snapshot.cache.opening import Parts
 from kvport.snapshot.cache.pins import PinInfo
 from kvport.snapshot.cache.plan import Freed, draw_up
@@ -43,6 +42,7 @@ class NamespaceInfo:
         usage: files and allocated bytes by class of blob; of those that there are.
         incompatible: why its state cannot be used; None if it can.
         share: allocated bytes that no other namespace's state takes from it.
+        over_quota: allocated bytes above its quota; as it settles, they are in use.
     """
 
     id: str
@@ -55,6 +55,7 @@ class NamespaceInfo:
     usage: Mapping[BlobClass, Held]
     incompatible: str | None
     share: int
+    over_quota: int
 
 
 class Administration(Settlement):
@@ -87,17 +88,13 @@ class Administration(Settlement):
             DiskFullError: the volume has no room for a removal; the settings are set.
             StorageError: the index could not be written; the settings are set.
         """
-        due = Demand(always=ALWAYS)
+        due = Demand(always=ALWAYS, thorough=True)
         with self._evictor.changes:
             self._policies.put(namespace_id, settings)
             self.apply_ttl(namespace_id, settings.ttl)
             victims = self._evictor.choice().victims(due)
-            draw_up(victims, self._policies.namespaces.all()).log()
+            draw_up(victims, self._policies.namespaces.named()).log()
         return self._evictor.evict(due)
-
-    def set_compatibility(self, judge: Judge) -> None:
-        """Judge by this rule from now on which namespaces can be used."""
-        self._policies.set_judge(judge)
 
     def namespaces(self) -> tuple[NamespaceInfo, ...]:
         """All namespaces, by id."""
@@ -115,6 +112,7 @@ class Administration(Settlement):
                 usage=stored.get(one.n, Stored()).kinds,
                 incompatible=standings[one.n].incompatible,
                 share=standings[one.n].share,
+                over_quota=standings[one.n].over_quota,
             )
             for one in self._policies.namespaces.all()
             if one.n in standings
@@ -141,8 +139,8 @@ class Administration(Settlement):
         Raises:
             ValueError: the path is empty, nobody is named, or no time.
             GoneError: the namespace or the node does not exist, or has expired.
-            CapacityError: pins would cover more than half of the cap, or what is in
-                use leaves no room for a row.
+            PinLimitError: pins would cover more than half of the cap.
+            CapacityError: what is in use leaves no room for a row.
             DiskFullError: the volume is full.
             StorageError: the index could not be written.
         """
@@ -171,19 +169,6 @@ class Administration(Settlement):
     def apply_ttl(self, namespace_id: str, ttl: int | None) -> None:
         """See `lifetimes.apply_ttl`."""
         apply_ttl(self._index, self._evictor, namespace_id, ttl)
-
-    def remove_ended(self) -> int:
-        """Remove pins that ran out, and nodes that have expired; answers how many.
-
-        Raises:
-            DiskFullError: the volume is full.
-            StorageError: the index could not be written.
-        """
-        self.drop_ended_pins()
-        freed = self._evictor.evict(Demand(always=frozenset({RemovalReason.EXPIRED})))
-        with self._evictor.changes:
-            self._evictor.renew_ballast()
-        return sum(freed.nodes.values())
 
     # What someone wants gone.
 

@@ -24,12 +24,10 @@ from kvport.snapshot.cache.account import (
     whole_blocks,
 )
 from kvport.snapshot.cache.directories import allocated, sync_directories
-from kvport.snapshot.cache.files import (
-    set_trailer,
-    storage_io,
-)
+from kvport.snapshot.cache.files import storage_io
 from kvport.snapshot.cache.opening import Parts
 from kvport.snapshot.cache.records import Admitted, BlobRef, Namespace, NodeRecord
+from kvport.snapshot.cache.regular import set_trailer
 from kvport.snapshot.errors import GoneError, TierError
 
 
@@ -63,7 +61,11 @@ class Admission:
         """See `Cache.admit`."""
         _check(nodes)
         if not self._policies.stores(namespace.id):
-            raise TierError("the namespace takes no state")
+            tier = self._policies[namespace.id].tier
+            raise TierError(
+                f"the namespace {namespace.id[:8]} ({namespace.scope}) takes no state:"
+                f" its tier is {tier.value}"
+            )
         with self._evictor.changes:
             # The blobs are on the volume already: only the rows may lack room.
             return self._evictor.with_room(
@@ -103,8 +105,9 @@ class Admission:
             for ref, trailer in absent
         ]
         admitted = self._move(ns, nodes, moves, reservation)
-        # Counted, not refused: its bytes were on the disk before.
-        self._budget.add(namespace.id, nbytes)
+        # The rest was counted when it was staged.
+        rest = nbytes - sum(whole_blocks(ref.size) for ref in refs)
+        self._budget.add(namespace.id, rest)
         return admitted
 
     def _final(self, namespace: Namespace, ref: BlobRef) -> Path:
@@ -140,7 +143,7 @@ class Admission:
         try:
             with storage_io():
                 for move in moves:
-                    set_trailer(move.staged, move.ref.size, move.trailer)
+                    self._set_trailer(move, move.trailer)
                     alloc = allocated(move.staged)
                     self._files.publish(move.staged, move.final)
                     done.append((move, alloc))
@@ -160,16 +163,19 @@ class Admission:
             self._files.check_root()
             for move, _ in reversed(done):
                 try:
-                    move.final.rename(move.staged)
+                    self._files.publish(move.final, move.staged)
                 except OSError:
                     self._files.remove(move.final)
             for move in moves:
                 with contextlib.suppress(OSError):
-                    set_trailer(move.staged, move.ref.size, b"")
+                    self._set_trailer(move, b"")
             self._evictor.measure()
             raise
         self._evictor.measure()
         return Admitted(admitted_segments=new, present_segments=len(nodes) - new)
+
+    def _set_trailer(self, move: _Move, trailer: bytes) -> None:
+        set_trailer(self._files.root, move.staged, move.ref.size, trailer)
 
 
 def _check(nodes: Sequence[NodeRecord]) -> None:

@@ -7,13 +7,13 @@ ballast gives back is enough for the first one, and that one frees more.
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from kvport.snapshot.cache.directories import remove_tree
+from kvport.snapshot.cache.regular import create, is_own, open_own
 
 _log = structlog.get_logger(__name__)
 
@@ -32,9 +32,7 @@ class Ballast:
         except OSError:
             return False
         return (
-            stat.S_ISREG(found.st_mode)
-            and found.st_size == size
-            and found.st_blocks * 512 >= size
+            self._is_own() and found.st_size == size and found.st_blocks * 512 >= size
         )
 
     def beyond(self, size: int) -> int:
@@ -43,16 +41,19 @@ class Ballast:
             found = self._path.lstat()
         except OSError:
             return 0
-        return max(0, found.st_size - size) if stat.S_ISREG(found.st_mode) else 0
+        return max(0, found.st_size - size) if self._is_own() else 0
 
     def shrink(self, size: int) -> None:
-        """Give back what the file has above a size.
+        """Give back what the file has above a size; what is not ours goes whole.
 
         Raises:
             OSError: the volume refused.
         """
         if self.beyond(size):
-            os.truncate(self._path, size)
+            with open_own(self._root, self._path) as file:
+                file.truncate(size)
+        elif not self._is_own():
+            self.drop()
 
     def drop(self) -> bool:
         """Give the room back; False if there was none to give."""
@@ -71,8 +72,7 @@ class Ballast:
         Raises:
             OSError: nothing is left of it.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self._path, flags, 0o600)
+        fd = create(self._root, self._path)
         try:
             # Random: file systems that compress, or keep holes, would store no zeros.
             rest = memoryview(os.urandom(size))
@@ -93,3 +93,9 @@ class Ballast:
         except OSError:
             return 0
         return found.f_bavail * found.f_frsize
+
+    def _is_own(self) -> bool:
+        try:
+            return is_own(self._root, self._path)
+        except OSError:
+            return False

@@ -1,11 +1,19 @@
-"""A blob as a stream: the first bytes of a file, without the trailer behind them."""
+"""A blob as a stream: the first bytes of a file, without the trailer behind them.
 
+In: an open file and a size. Out: its bytes, or that they cannot be had.
+"""
+
+import errno
 import io
 from io import FileIO
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+class UnfitFileError(Exception):
+    """What stands in a file's place is no such file, or does not give its bytes."""
 
 
 class BlobStream(io.RawIOBase):
@@ -32,3 +40,20 @@ class BlobStream(io.RawIOBase):
         """Close the file; again does nothing."""
         self._file.close()
         super().close()
+
+
+def read_some(file: BlobStream, buffer: memoryview) -> int:
+    """Read some bytes of a blob that has more; answers how many.
+
+    Raises:
+        UnfitFileError: the medium lost its bytes.
+    """
+    try:
+        count = file.readinto(buffer)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise UnfitFileError("a blob cannot be read") from error
+    if not count:
+        raise UnfitFileError("a blob ended early")
+    return count

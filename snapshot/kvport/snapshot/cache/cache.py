@@ -9,47 +9,38 @@ before its bytes are reserved under the cap.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final, Self
 
 import structlog
 
-from kvport.manifest.digests import BlobDigest
 from kvport.manifest.identity import StateIdentity
 from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.account import Reservation
 from kvport.snapshot.cache.administration import Administration
-from kvport.snapshot.cache.admission import Admission
 from kvport.snapshot.cache.chain import Chain
-from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.leases import Lease
+from kvport.snapshot.cache.lifetimes import Lifetimes
 from kvport.snapshot.cache.maintenance import EVERY, Maintenance
-from kvport.snapshot.cache.namespaces import Judge
 from kvport.snapshot.cache.numbers import CacheStats, Numbers
-from kvport.snapshot.cache.opening import Parts, open_root
+from kvport.snapshot.cache.opening import Opening, Parts, open_root
 from kvport.snapshot.cache.plan import Freed
-from kvport.snapshot.cache.policies import SettingsOf
-from kvport.snapshot.cache.policy import DEFAULT, NamespaceSettings
-from kvport.snapshot.cache.reading import Reading
+from kvport.snapshot.cache.policy import NamespaceSettings
+from kvport.snapshot.cache.receiving import Receiving
 from kvport.snapshot.cache.records import (
-    Admitted,
     Match,
     Namespace,
-    NodeRecord,
     Pin,
-    Removed,
     Selection,
 )
 from kvport.snapshot.cache.retention import Retention
 from kvport.snapshot.cache.room import Full
-from kvport.snapshot.cache.stats import Counters, SkipReason
+from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.cache.store import Store
-from kvport.snapshot.cache.uploads import Uploads
 from kvport.snapshot.cache.writer import Writer
 from kvport.snapshot.errors import DiskFullError, GoneError, StorageError
 
-__all__ = ["Cache", "Chain", "Lease", "Reservation"]
+__all__ = ["Cache", "Chain", "Lease", "Opening", "Reservation"]
 
 _log = structlog.get_logger(__name__)
 
@@ -57,68 +48,33 @@ _PARTING: Final = 5.0
 """Seconds that a volume that is gone gets to fail what is being written."""
 
 
-class Cache(Reading):
-    """One open root. Thread-safe; `on_removed` must not call back into it.
+class Cache(Receiving):
+    """One open root. Thread-safe.
 
     Attributes:
         administration: what an operator sets, asks and removes.
     """
 
-    def __init__(
-        self, parts: Parts, on_failed: Callable[[], None], *, settle: bool
-    ) -> None:
+    def __init__(self, parts: Parts, opening: Opening) -> None:
         super().__init__(parts)
         self._files = parts.files
         self._account = parts.account
-        self._policies, self._room = parts.policies, parts.room
+        self._room = parts.room
         self._closing = threading.Lock()
         self._closed = False
         self._numbers = Numbers(parts)
-        self._admission = Admission(parts)
-        self._uploads = Uploads(parts.files, parts.evictor)
-        self._store = Store(parts, on_failed)
+        self._lifetimes = Lifetimes(parts.index)
+        self._store = Store(parts, opening.on_failed)
         self._writer = Writer(self._store)
-        flush, every = self._writer.flush, EVERY if settle else None
+        flush, every = self._writer.flush, EVERY if opening.settle else None
         self.administration: Final = Administration(parts, self._uploads, flush)
-        self._maintenance = Maintenance(self.administration.tick, every)
+        self._maintenance = Maintenance(self._tick, every)
 
     @classmethod
-    def open(
-        cls,
-        root: Path,
-        *,
-        cap_bytes: int | None,
-        on_removed: Callable[[Sequence[Removed]], None],
-        expected_root: str | None = None,
-        mac_key: bytes | None = None,
-        on_failed: Callable[[], None] = lambda: None,
-        counters: Counters | None = None,
-        clocks: Clocks = SYSTEM,
-        free_floor: int | None = None,
-        settings: SettingsOf = lambda _: DEFAULT,
-        judge: Judge = lambda _: {},
-        settle: bool = True,
-    ) -> Self:
+    def open(cls, opening: Opening) -> Self:
         """Own a root, sweep it, and evict down to the cap.
 
         What that will remove is logged before.
-
-        Args:
-            root: made if it does not exist, its parent does and none is expected.
-            cap_bytes: allocated bytes of everything below the root; None for half of
-                what is free and ours.
-            on_removed: told of every node that goes, after it went.
-            expected_root: id that the root must have; None takes any, or a new one.
-            mac_key: 32 bytes of the home, that rows are held to; None for a public key.
-            on_failed: told when the volume refused a batch, and is not just full.
-            counters: go on from these, and from what was written within the hour.
-            clocks: by which leases, pins and state with a time to live end.
-            free_floor: bytes that the volume keeps free, also while others fill it; 0
-                for none, None for the larger of 10 GiB and 5 % of it.
-            settings: of namespaces that there are, from the start.
-            judge: which namespaces cannot be used, and why.
-            settle: whether state goes for the cap's sake, or because it has expired,
-                now and while it is open; else by order only.
 
         Raises:
             MissingRootError: the parent, or the expected root, is not there.
@@ -129,22 +85,12 @@ class Cache(Reading):
             DiskFullError: the volume is full, and not with what can be evicted.
             StorageError: the volume refused.
         """
-        parts = open_root(
-            root,
-            cap_bytes=cap_bytes,
-            on_removed=on_removed,
-            expected_root=expected_root,
-            mac_key=mac_key,
-            clocks=clocks,
-            counters=counters or Counters(clocks.boot),
-            free_floor=free_floor,
-            settings=settings,
-            judge=judge,
-        )
-        cache = cls(parts, on_failed, settle=settle)
+        cache = cls(open_root(opening), opening)
         try:
-            if settle:
+            if opening.settle:
                 cache.administration.start()
+            else:
+                cache.administration.look()
         except BaseException:
             cache.close()
             raise
@@ -152,8 +98,12 @@ class Cache(Reading):
 
     @property
     def full(self) -> Full | None:
-        """Why nothing can be stored; None as soon as something was."""
-        return self._room.full or self._store.full
+        """Why something found no room; None as soon as there is room for it."""
+        return self._room.full or self._store.refused.full
+
+    def _tick(self) -> None:
+        self.administration.tick()
+        self._store.refused.reconsider()
 
     @property
     def stalled(self) -> bool:
@@ -313,6 +263,7 @@ class Cache(Reading):
                 may_store=self._policies.stores,
                 hold=lambda node: acquire(row, node, owner, reading=False),
                 counters=self._counters,
+                lifetimes=self._lifetimes,
                 namespace=ns,
                 ns=row,
                 tip=tip,
@@ -325,61 +276,6 @@ class Cache(Reading):
     def flush(self) -> None:
         """Return once all that was appended before is durable and visible."""
         self._writer.flush()
-
-    def reserve(self, nbytes: int, *, files: int = 1) -> Reservation:
-        """Hold room for staged files, evicting for it.
-
-        Args:
-            nbytes: size of all files together.
-            files: how many there are; each may take a bit more than its size.
-
-        Raises:
-            CapacityError: the cap, or what is in use, leaves no room.
-            StorageError: the index could not be written.
-        """
-        return self._uploads.reserve(nbytes, files)
-
-    def staging(self, import_id: str) -> Path:
-        """A directory for an upload, on the cache's volume; made on first use.
-
-        Raises:
-            ValueError: the id is no plain name.
-            StorageError: the volume refused.
-        """
-        return self._uploads.make(import_id)
-
-    def discard_staging(self, import_id: str) -> None:
-        """Remove an upload's directory; to be done before its reservation ends."""
-        self._uploads.discard(import_id)
-
-    def admit(
-        self,
-        ns: Namespace,
-        nodes: Sequence[NodeRecord],
-        staged: Mapping[BlobDigest, Path],
-        reservation: Reservation,
-    ) -> Admitted:
-        """Make verified state visible, all of it or nothing.
-
-        Args:
-            ns: where to.
-            nodes: parents before children; the first one's parent is stored, or the
-                root.
-            staged: files with the blobs that are not stored yet, below `staging`.
-                They are moved; others are left alone.
-            reservation: holds the room of the staged files; what becomes of it is
-                counted as blobs, the rest remains the caller's.
-
-        Raises:
-            ValueError: a node's id is not the name of its path.
-            GoneError: a parent or a blob is neither stored nor staged.
-            TierError: the namespace's tier is not `on`.
-            CapacityError: no room for the rows, or under the namespace's quota.
-            DiskFullError: the volume is full.
-            StorageError: the volume refused.
-        """
-        row = self._index.namespace_row(ns.id)
-        return self._admission.admit(ns, row, nodes, staged, reservation)
 
     # Settings and numbers.
 

@@ -37,6 +37,8 @@ class KeptReason(StrEnum):
 
     LEASED = "leased"
     PINNED = "pinned"
+    SHARED = "shared"
+    """Another path goes on from it."""
 
 
 @attrs.frozen
@@ -167,7 +169,11 @@ class Clearing:
         n, below = tip, 0
         while n and len(chosen) < self._index.rows_per_removal:
             (node,) = (_Node(*row) for row in self._index.all(_NODE, (n,)))
-            if node.children > below or not self._is_old(node):
+            if node.children > below:
+                above = at_or_above(self._index, [n])
+                self._kept |= dict.fromkeys(above, KeptReason.SHARED)
+                return chosen, 0
+            if not self._is_old(node):
                 return chosen, 0
             if n in held:
                 self._kept[n] = held[n]

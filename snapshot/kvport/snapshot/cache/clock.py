@@ -58,6 +58,11 @@ class WallClock:
         return self._seen
 
     @property
+    def latest(self) -> int:
+        """As `now`, but not kept: to be asked without the lock."""
+        return max(self._seen, int(self._wall()))
+
+    @property
     def behind(self) -> bool:
         """Whether the system's clock is behind what was seen, and not to be trusted."""
         return self.now() - self._wall() > BEHIND

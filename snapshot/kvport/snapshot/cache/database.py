@@ -17,12 +17,12 @@ import attrs
 
 from kvport.snapshot.cache.account import BLOCK, Account
 from kvport.snapshot.cache.clock import WallClock
+from kvport.snapshot.cache.companions import suspect
 from kvport.snapshot.cache.files import storage_io
 from kvport.snapshot.cache.schema import (
     in_our_words,
     is_corruption,
     storage_errors,
-    suspect,
 )
 from kvport.snapshot.errors import CacheAbsentError, DiskFullError, StorageError
 
@@ -31,7 +31,7 @@ _KEPT: Final[list[sqlite3.Connection]] = []
 """Connections that must not be closed; see `Database._is_mistaken`."""
 
 _RENEW: Final = """
-UPDATE node SET used = :used, at = :at, expires =
+UPDATE node SET used = :used, at = max(at, :at), expires =
     CASE WHEN expires = 0 OR :expires = 0 THEN 0 ELSE max(expires, :expires) END
 WHERE n = :n"""
 
@@ -178,10 +178,16 @@ class Database:
             self._used += 1
             return self._used
 
-    def touch(self, n: int) -> None:
-        """Note that a node was used, and so renewed; the next transaction stores it."""
+    def touch(self, n: int, at: int | None = None) -> None:
+        """Note that a node was used, and so renewed; the next transaction stores it.
+
+        Args:
+            n: the node.
+            at: when, in seconds from the epoch; now if None.
+        """
         with self.lock:
-            self._touched[n] = self._use_of(n)
+            noted = self._touched[n].at if n in self._touched else 0
+            self._touched[n] = self._use_of(n, max(noted, self._time(at)))
             if len(self._touched) % self.rows_per_removal == 0:
                 # A lookup does not fail for it; what is noted stays noted.
                 with contextlib.suppress(DiskFullError, StorageError):
@@ -198,9 +204,10 @@ class Database:
         """The node's recency, with what is only noted yet."""
         return self._touched[n].used if n in self._touched else stored
 
-    def use(self, n: int) -> None:
-        """Store at once that a node was used. To be called in a transaction."""
-        self._connection.execute(_RENEW, {"n": n, **attrs.asdict(self._use_of(n))})
+    def use(self, n: int, at: int | None = None) -> None:
+        """As `touch`, stored at once. To be called in a transaction."""
+        use = self._use_of(n, self._time(at))
+        self._connection.execute(_RENEW, {"n": n, **attrs.asdict(use)})
 
     def ttl_of(self, ns: int, ttl: int | None) -> int | None:
         """Seconds after the last use until a node of this ttl expires; None for never.
@@ -214,10 +221,13 @@ class Database:
         ((namespace_id,),) = self.all("SELECT id FROM ns WHERE n = ?", (ns,))
         return self.ttls.get(namespace_id)
 
-    def expiry(self, ns: int, ttl: int | None) -> int:
-        """When a node expires that is used now: seconds from the epoch, 0 for never."""
+    def expiry(self, ns: int, ttl: int | None, at: int | None = None) -> int:
+        """When a node expires that is used `at` a time, or now.
+
+        In seconds from the epoch; 0 for never.
+        """
         seconds = self.ttl_of(ns, ttl)
-        return 0 if seconds is None else self.clock.now() + seconds
+        return 0 if seconds is None else self._time(at) + seconds
 
     def renewed(self, now: int) -> list[int]:
         """Nodes whose expiry is only noted yet, and after `now`."""
@@ -239,7 +249,7 @@ class Database:
         """Have the next start read all of an index that was found corrupt."""
         if is_corruption(error):
             with contextlib.suppress(OSError):
-                suspect(self._files[0]).touch(mode=0o600)
+                suspect(self._files[0])
 
     def _is_mistaken(self) -> bool:
         """Whether SQLite would remove another database's log with its own.
@@ -253,11 +263,14 @@ class Database:
             return False
         return found.st_ino == self._place.st_ino and found.st_dev != self._place.st_dev
 
-    def _use_of(self, n: int) -> _Use:
+    def _use_of(self, n: int, at: int) -> _Use:
         expires = 0
         for ns, ttl in self.all("SELECT ns, ttl FROM node WHERE n = ?", (n,)):
-            expires = self.expiry(ns, ttl)
-        return _Use(self.next_used(), self.clock.now(), expires)
+            expires = self.expiry(ns, ttl, at)
+        return _Use(self.next_used(), at, expires)
+
+    def _time(self, at: int | None) -> int:
+        return self.clock.now() if at is None else at
 
     def _write_touched(self) -> None:
         self._connection.executemany(

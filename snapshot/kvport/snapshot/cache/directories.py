@@ -6,8 +6,9 @@ between a look and a removal: so each step of a path is opened from the one befo
 """
 
 import contextlib
+import errno
 import os
-import shutil
+import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,19 +58,20 @@ def opened(root: Path, path: Path) -> Iterator[int]:
 def names_in(root: Path, path: Path) -> list[str]:
     """What is in a directory below the root; nothing if it is none, or not there."""
     try:
-        with opened(root, path) as fd, os.scandir(fd) as entries:
-            return [entry.name for entry in entries]
+        with opened(root, path) as fd:
+            return _names(fd)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def remove_below(root: Path, path: Path) -> None:
-    """Remove a directory or file below the root with all below it.
+    """Remove a directory or file below the root with all below it, however deep.
 
-    Never what a link points to, nor what a path leads to through one: that is not ours.
+    Never what a link points to, nor what a path leads to through one, nor what is on
+    another volume that is mounted there: that is not ours.
 
     Raises:
-        OSError: the volume refused.
+        OSError: the volume refused, or another one begins there.
     """
     try:
         with opened(root, path.parent) as fd:
@@ -78,7 +80,7 @@ def remove_below(root: Path, path: Path) -> None:
             except FileNotFoundError:
                 return
             if stat.S_ISDIR(found.st_mode):
-                shutil.rmtree(path.name, dir_fd=fd)
+                _remove_directory(path.name, fd)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path.name, dir_fd=fd)
@@ -111,15 +113,83 @@ def allocated(path: Path) -> int:
 
 
 def tree_allocated(path: Path) -> int:
-    """Allocated bytes of a file, or of a directory with all below it."""
+    """Allocated bytes of a file, or of a directory with all below it on its volume."""
     total = allocated(path)
     if not is_directory(path):
         return total
-    for parent, directories, files in os.walk(path):
-        for name in (*directories, *files):
-            with contextlib.suppress(FileNotFoundError):
-                total += allocated(Path(parent, name))
+    device = path.parent.stat().st_dev
+    waiting = [path]
+    while waiting:
+        directory = waiting.pop()
+        # What goes meanwhile, or cannot be looked at, is not counted.
+        with contextlib.suppress(OSError):
+            if directory.lstat().st_dev != device:
+                continue
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        total += found.st_blocks * _SECTOR
+                        if stat.S_ISDIR(found.st_mode):
+                            waiting.append(directory / entry.name)
     return total
+
+
+def _remove_directory(name: str, above: int) -> None:
+    """Empty a directory, and remove it.
+
+    A directory in one in it is moved up first: so a tree may be of any depth.
+    """
+    device = os.fstat(above).st_dev
+    top = _enter(name, above, device)
+    try:
+        waiting = _names(top)
+        while waiting:
+            one = waiting.pop()
+            if not _is_directory(one, top):
+                _unlink(one, top)
+                continue
+            fd = _enter(one, top, device)
+            try:
+                for inner in _names(fd):
+                    if not _is_directory(inner, fd):
+                        _unlink(inner, fd)
+                        continue
+                    moved = secrets.token_hex(8)
+                    os.rename(inner, moved, src_dir_fd=fd, dst_dir_fd=top)
+                    waiting.append(moved)
+            finally:
+                os.close(fd)
+            os.rmdir(one, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=above)
+
+
+def _names(fd: int) -> list[str]:
+    with os.scandir(fd) as entries:
+        return [entry.name for entry in entries]
+
+
+def _enter(name: str, above: int, device: int) -> int:
+    fd = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
+    if os.fstat(fd).st_dev != device:
+        os.close(fd)
+        raise OSError(errno.EXDEV, "another volume")
+    return fd
+
+
+def _unlink(name: str, above: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=above)
+
+
+def _is_directory(name: str, above: int) -> bool:
+    try:
+        found = os.stat(name, dir_fd=above, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode)
 
 
 def _is_other(name: str, fd: int) -> bool:

@@ -11,14 +11,11 @@ empties the drive's own cache, once for all of them (see `kvport.snapshot.durabl
 import contextlib
 import errno
 import functools
-import itertools
 import os
 import secrets
 import stat
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from io import FileIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +23,7 @@ import attrs
 import structlog
 
 from kvport.manifest.digests import BlobDigest
-from kvport.snapshot.cache.blob_stream import BlobStream
+from kvport.snapshot.cache.blob_stream import BlobStream, UnfitFileError, read_some
 from kvport.snapshot.cache.directories import (
     allocated,
     is_directory,
@@ -35,7 +32,13 @@ from kvport.snapshot.cache.directories import (
     remove_below,
     tree_allocated,
 )
-from kvport.snapshot.cache.records import BlobRef, Bytes, is_namespace_id, nbytes
+from kvport.snapshot.cache.overhead import Overhead
+from kvport.snapshot.cache.records import BlobRef, Bytes, is_namespace_id
+from kvport.snapshot.cache.regular import (
+    create,
+    open_regular,
+    write_all,
+)
 from kvport.snapshot.durable import fsync_file
 from kvport.snapshot.errors import DiskFullError, StorageError
 
@@ -45,12 +48,6 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SECTOR: Final = 512
 """Unit of `st_blocks`, whatever the file system's block."""
 _DIGEST: Final = 32
-_IOV: Final = 64
-"""Buffers of one call; systems take 1,024 at most."""
-
-
-class UnfitFileError(Exception):
-    """What stands in a file's place is no such file, or does not give its bytes."""
 
 
 @attrs.frozen
@@ -76,6 +73,7 @@ class Files:
         self._check_claim: Final = check_root
         self.namespaces: Final = root / "ns"
         self.staging: Final = root / "staging"
+        self._overhead: Final = Overhead(root, self.namespaces, self.staging)
         self._left: set[Path] = set()
         self._left_lock = threading.Lock()
 
@@ -128,7 +126,7 @@ class Files:
             self._check_claim()
         else:
             self.check_root()
-        with storage_io():
+        with storage_io(), self._overhead.changing(path):
             self._remove_left(path)
             if not is_directory(path):
                 remove_below(self.root, path)
@@ -146,11 +144,10 @@ class Files:
         """
         final = self.blob(namespace_id, digest)
         temporary = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with opened(self.root, temporary.parent) as parent:
-            fd = os.open(temporary.name, flags, 0o600, dir_fd=parent)
+        with self._overhead.changing(temporary):
+            fd = create(self.root, temporary)
         try:
-            _write_all(fd, buffers)
+            write_all(fd, buffers)
             os.fsync(fd)
             alloc = os.fstat(fd).st_blocks * _SECTOR
         except BaseException:
@@ -170,18 +167,9 @@ class Files:
         """
         with self.open(namespace_id, ref) as file:
             data = bytearray(ref.size)
-            view = memoryview(data)
-            done = 0
+            view, done = memoryview(data), 0
             while done < ref.size:
-                try:
-                    count = file.readinto(view[done:])
-                except OSError as error:
-                    if error.errno != errno.EIO:
-                        raise
-                    raise UnfitFileError("a blob cannot be read") from error
-                if not count:
-                    raise UnfitFileError("a blob ended early")
-                done += count
+                done += read_some(file, view[done:])
             return data
 
     def open(self, namespace_id: str, ref: BlobRef) -> BlobStream:
@@ -220,45 +208,56 @@ class Files:
     def staged_bytes(self) -> int:
         """Allocated bytes of the files of all uploads, measured; some may go."""
         total = 0
-        for upload in self.staged():
+        for upload in set(self.staged()) - self._overhead.foreign:
             for name in names_in(self.root, upload):
                 with contextlib.suppress(OSError):
                     total += allocated(upload / name)
         return total
 
-    def overhead_bytes(self) -> int:
-        """Allocated bytes of directories, the root's own files, and what is left.
+    @property
+    def foreign_bytes(self) -> int:
+        """Allocated bytes of what is not the cache's, as of the last look at it."""
+        return self._overhead.foreign_bytes
 
-        Not of the index, which measures itself. Tries to remove again what is left.
+    def overhead_bytes(self, foreign: Iterable[Path] | None = None) -> int:
+        """Allocated bytes of overhead, and of what is left, which is tried again.
+
+        Args:
+            foreign: as of `Overhead.measure`.
+
+        Raises:
+            OSError: something could not be looked at.
+            StorageError: the root is not there, or not what it was.
         """
+        self.check_root()
         left = sum(map(self._left_bytes, list(self._left)))
-        paths = [self.root] if self.root.is_dir() else []
-        paths += [
-            self.root / name
-            for name in names_in(self.root, self.root)
-            if not name.startswith("index.sqlite")
-        ]
-        for parent in (self.namespaces, self.staging):
-            inside = [parent / name for name in names_in(self.root, parent)]
-            paths += filter(is_directory, inside)
-        return sum(map(allocated, paths)) + left
+        if foreign is not None:
+            foreign = set(foreign) - self._left
+        return self._overhead.measure(foreign) + left
 
     # What a volume refuses to remove.
 
     def remove(self, path: Path) -> bool:
         """Remove a file or directory that nothing speaks of; False if it is left.
 
-        What is left counts as overhead for as long as it is there.
+        What is left counts as overhead for as long as it is there; at the top of the
+        root, it does so anyway.
         """
         try:
             self.check_root()
-            remove_below(self.root, path)
+            self.unlink(path)
         except (OSError, StorageError) as error:
             _log.warning("cache_file_left", errno=getattr(error, "errno", None))
-            with self._left_lock:
-                self._left.add(path)
+            if path.parent != self.root:
+                with self._left_lock:
+                    self._left.add(path)
             return False
         return True
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file or directory; see `remove_below`."""
+        with self._overhead.changing(path):
+            remove_below(self.root, path)
 
     def publish(self, temporary: Path, final: Path) -> None:
         """Give a file its name; whatever had it goes, a directory too.
@@ -268,6 +267,7 @@ class Files:
         """
         with self._left_lock:
             with (
+                self._overhead.changing(temporary, final),
                 opened(self.root, temporary.parent) as old,
                 opened(self.root, final.parent) as new,
             ):
@@ -289,7 +289,7 @@ class Files:
         with self._left_lock:
             if path in self._left:
                 self.check_root()
-                remove_below(self.root, path)
+                self.unlink(path)
                 self._left.discard(path)
 
     def _left_bytes(self, path: Path) -> int:
@@ -301,59 +301,6 @@ class Files:
             counted = path.parent in (self.namespaces, self.staging)
             return whole - allocated(path) * (counted and is_directory(path))
         return 0
-
-
-def open_regular(path: Path, *, writing: bool = False) -> FileIO:
-    """A regular file as an unbuffered stream; never waits for a FIFO's other end.
-
-    Args:
-        path: of the file.
-        writing: whether it may be written to as well.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        UnfitFileError: it is a link, a directory, a FIFO, a socket or a device.
-        OSError: it cannot be opened now.
-    """
-    # Looked at before, since to open a device can do things; and after, for races.
-    _check_regular(path.lstat())
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags | (os.O_RDWR if writing else os.O_RDONLY))
-    try:
-        _check_regular(os.fstat(fd))
-        return FileIO(fd, "r+b" if writing else "rb")
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def set_trailer(path: Path, size: int, trailer: bytes) -> None:
-    """Put this behind the first `size` bytes of a file, and nothing else; flush it.
-
-    Raises:
-        OSError: it did not reach the medium, or is no file.
-    """
-    try:
-        with open_regular(path, writing=True) as file:
-            file.truncate(size)
-            file.seek(size)
-            _write_all(file.fileno(), [trailer])
-            os.fsync(file.fileno())
-    except UnfitFileError as error:
-        raise OSError(errno.EINVAL, "not a regular file") from error
-
-
-def flush(path: Path) -> None:
-    """Flush a file that someone else has written.
-
-    Raises:
-        OSError: it did not reach the medium, or is no file.
-    """
-    try:
-        with open_regular(path) as file:
-            os.fsync(file.fileno())
-    except UnfitFileError as error:
-        raise OSError(errno.EINVAL, "not a regular file") from error
 
 
 def is_full(error: OSError) -> bool:
@@ -375,18 +322,3 @@ def storage_io() -> Iterator[None]:
         if is_full(error):
             raise DiskFullError("the volume is full") from error
         raise StorageError("the volume refused a change") from error
-
-
-def _write_all(fd: int, buffers: Sequence[Bytes]) -> None:
-    parts = deque(memoryview(part).cast("B") for part in buffers if nbytes(part))
-    while parts:
-        written = os.writev(fd, list(itertools.islice(parts, _IOV)))
-        while parts and written >= len(parts[0]):
-            written -= len(parts.popleft())
-        if written:
-            parts[0] = parts[0][written:]
-
-
-def _check_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise UnfitFileError("not a regular file")

@@ -66,11 +66,19 @@ class GoneNode:
 
 @attrs.frozen
 class LostBlob:
-    """A blob that a node lost, and stays without."""
+    """A blob that a node lost, and stays without.
+
+    Attributes:
+        namespace: id.
+        blob_class: what it was.
+        size: its length in bytes.
+        alloc: allocated bytes that go with it; 0 if other nodes own its file, too.
+    """
 
     namespace: str
     blob_class: BlobClass
     size: int
+    alloc: int
 
 
 class Index(RecordIndex):
@@ -177,6 +185,17 @@ class Index(RecordIndex):
             raise GoneError("the segment was removed")
         return int(rows[0][1])
 
+    def own_ttl(self, ns: int, node: NodeId) -> int | None:
+        """See `Cache.ttl`.
+
+        Raises:
+            GoneError: there is no such node.
+        """
+        rows = self.all("SELECT ttl FROM node WHERE n = ?", (self.find(ns, node),))
+        if not rows:
+            raise GoneError("the segment was removed")
+        return None if rows[0][0] is None else int(rows[0][0])
+
     def rows(self, nodes: Sequence[int]) -> list[tuple[int, int]]:
         """Positions [start, end) of nodes."""
         return self.all(
@@ -184,12 +203,19 @@ class Index(RecordIndex):
             (json.dumps(list(nodes)),),
         )
 
-    def add_node(self, ns: int, node: NodeRecord, ttl: int | None = None) -> bool:
+    def add_node(
+        self,
+        ns: int,
+        node: NodeRecord,
+        ttl: int | None = None,
+        at: int | None = None,
+    ) -> bool:
         """Insert a node, or merge kinds and attestations into the one there is.
 
         Blobs that it was stored with, and has lost since, are its own again, and the
         longer life is. Its parent and its files must have rows, a new one its tokens. A
-        row that is not ours is written over. True if it is new.
+        row that is not ours is written over. Its life begins with its last use: `at`
+        seconds from the epoch, or now. True if it is new.
 
         Raises:
             GoneError: the parent was removed.
@@ -206,18 +232,18 @@ class Index(RecordIndex):
                 " children, used, at, ttl, expires)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, ?, ?)",
                 (ns, node.id, parent, node.start, node.end, node.key,
-                 first_token(node.tokens), ttl, self.expiry(ns, ttl)),
+                 first_token(node.tokens), ttl, self.expiry(ns, ttl, at)),
             )  # fmt: skip
             self.all("UPDATE node SET children = children + 1 WHERE n = ?", (parent,))
         elif not self.is_sealed(n):
             lost = self._overwrite(n, parent, node)
             self.all(
                 "UPDATE node SET ttl = ?, expires = ? WHERE n = ?",
-                (ttl, self.expiry(ns, ttl), n),
+                (ttl, self.expiry(ns, ttl, at), n),
             )
         else:
             self._prolong(ns, n, ttl)
-        self.use(n)
+        self.use(n, at)
         self.all(
             "UPDATE node SET kinds = kinds | ? WHERE n = ?", (kind_bits(node.kinds), n)
         )
@@ -305,18 +331,23 @@ class Index(RecordIndex):
         numbers = json.dumps([class_number(name) for name in classes])
         sealed = self.is_sealed(n)
         lost = self.all(
-            "SELECT ns.id, blob.class, size, file.n FROM blob"
+            "SELECT ns.id, blob.class, size, file.n, CASE WHEN EXISTS (SELECT 1"
+            " FROM blob other WHERE other.file = file.n AND other.node != blob.node)"
+            " THEN 0 ELSE alloc END FROM blob"
             " JOIN file ON file.n = blob.file JOIN ns ON ns.n = file.ns"
             " WHERE node = ? AND blob.class IN (SELECT value FROM json_each(?))",
             (n, numbers),
         )
-        for _, number, _, _ in lost:
+        for _, number, *_ in lost:
             self.all("DELETE FROM blob WHERE node = ? AND class = ?", (n, number))
         self.all("UPDATE node SET kinds = ? WHERE n = ?", (kind_bits(kinds), n))
-        self.doom([file for *_, file in lost])
+        self.doom([file for *_, file, _ in lost])
         if sealed:
             self.seal(n)
-        return [LostBlob(ns, class_of(number), size) for ns, number, size, _ in lost]
+        return [
+            LostBlob(ns, class_of(number), size, alloc)
+            for ns, number, size, _, alloc in lost
+        ]
 
 
 def first_token(tokens: bytes) -> int:

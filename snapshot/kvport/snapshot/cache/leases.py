@@ -13,7 +13,6 @@ from typing import Final, Self
 
 import attrs
 
-from kvport.manifest.digests import Key
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.pins import Pins
@@ -32,7 +31,6 @@ class LeaseInfo:
         owner: who holds.
         namespace: id of the namespace.
         node: name of the path that is held.
-        key: of its last position.
         tokens: its length.
         reading: whether its blobs are being read.
         seconds_left: until it runs out.
@@ -41,7 +39,6 @@ class LeaseInfo:
     owner: str
     namespace: str
     node: NodeId
-    key: Key
     tokens: int
     reading: bool
     seconds_left: float
@@ -94,14 +91,13 @@ class Leases:
                     owner=lease.owner,
                     namespace=namespace,
                     node=lease.tip,
-                    key=Key(key),
                     tokens=end,
                     reading=lease.reading,
                     seconds_left=lease.until - now,
                 )
                 for lease in self._valid()
-                for namespace, key, end in self._index.all(
-                    'SELECT ns.id, key, "end" FROM node JOIN ns ON ns.n = node.ns'
+                for namespace, end in self._index.all(
+                    'SELECT ns.id, "end" FROM node JOIN ns ON ns.n = node.ns'
                     " WHERE node.n = ?",
                     (self._index.find(lease.ns, lease.tip),),
                 )

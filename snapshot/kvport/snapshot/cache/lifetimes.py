@@ -3,14 +3,60 @@
 In: a namespace's ttl, whenever it is set. Out: rows whose expiry follows from it. A
 longer one, or none, makes state current again that a shorter one had let expire, as
 long as that was not removed.
+
+A life begins with the last use, not with the storing: what waits in memory may have
+expired before it is stored, and then is not.
 """
 
+import contextlib
 import functools
 import json
+import math
+from typing import Final
 
+from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.evict import Evictor
 from kvport.snapshot.cache.index import Index
-from kvport.snapshot.errors import GoneError
+from kvport.snapshot.errors import GoneError, StorageError
+
+
+class Lifetimes:
+    """Of what is not stored yet; times are seconds from the epoch.
+
+    Who computes asks for `now` and `is_over`: they wait for no lock, nor volume.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index: Final = index
+
+    def now(self) -> int:
+        """The time."""
+        return self._index.clock.latest
+
+    def is_over(self, namespace_id: str, ttl: int | None, used: int) -> bool:
+        """Whether what was last used then, with this ttl, has expired by now."""
+        return self._end(namespace_id, ttl, used) <= self._index.clock.latest
+
+    def is_current(self, namespace_id: str, ttl: int | None, used: int) -> bool:
+        """Whether it may be read: not while the clock is behind, if it ever expires."""
+        with self._index.lock:
+            return self._end(namespace_id, ttl, used) > self._index.clock.reading
+
+    def renew(self, ns: int, node: NodeId, used: int) -> None:
+        """Let a node live on from this use, unless it is gone, or the volume is.
+
+        One that never expires is left alone: nothing is written for it.
+        """
+        with contextlib.suppress(StorageError), self._index.lock:
+            for (n,) in self._index.all(
+                "SELECT n FROM node WHERE n = ? AND expires > 0",
+                (self._index.find(ns, node),),
+            ):
+                self._index.touch(n, used)
+
+    def _end(self, namespace_id: str, ttl: int | None, used: int) -> float:
+        seconds = self._index.ttls.get(namespace_id) if ttl is None else ttl
+        return math.inf if seconds is None else used + seconds
 
 
 def apply_ttl(

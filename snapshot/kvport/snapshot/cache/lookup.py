@@ -14,8 +14,9 @@ from kvport.manifest.identity import KeyId
 from kvport.manifest.nodes import NodeId
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.snapshot.cache import tree
+from kvport.snapshot.cache.blob_stream import UnfitFileError
 from kvport.snapshot.cache.evict import Evictor
-from kvport.snapshot.cache.files import Files, UnfitFileError
+from kvport.snapshot.cache.files import Files
 from kvport.snapshot.cache.index import Index, TamperedError
 from kvport.snapshot.cache.records import (
     BlobRef,

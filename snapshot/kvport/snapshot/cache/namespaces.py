@@ -45,13 +45,21 @@ class KnownNamespace:
 
 Judge: TypeAlias = Callable[[Sequence[KnownNamespace]], Mapping[str, str]]
 """Says of the namespaces that cannot be used why, by id."""
+NamesOf: TypeAlias = Callable[[str, str], Sequence[str]]
+"""Names of a namespace, of its id and its model's name when that was loaded last."""
+
+
+def name_at_load(_: str, model: str) -> Sequence[str]:
+    """The name of the last load is all that is known."""
+    return (model,) if model else ()
 
 
 class Namespaces:
     """The rows, read once and after each change."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, names: NamesOf) -> None:
         self._index: Final = index
+        self._names: Final = names
         self._lock: Final = threading.Lock()
         self._all: tuple[KnownNamespace, ...] | None = None
 
@@ -68,6 +76,13 @@ class Namespaces:
                     )
                 )
             return found
+
+    def named(self) -> tuple[KnownNamespace, ...]:
+        """The same, with all names that each of them goes by now as its model's."""
+        return tuple(
+            attrs.evolve(one, model=", ".join(self._names(one.id, one.model)))
+            for one in self.all()
+        )
 
     def changed(self) -> None:
         """Read them again next time."""

@@ -12,8 +12,7 @@ import attrs
 from kvport.manifest.layout import BlobClass
 from kvport.snapshot.cache.account import AccountNumbers
 from kvport.snapshot.cache.opening import Parts
-from kvport.snapshot.cache.records import RemovalReason
-from kvport.snapshot.cache.stats import Counted, Pruned, SkipReason
+from kvport.snapshot.cache.stats import Counted
 from kvport.snapshot.cache.tally import Held, Stored
 
 
@@ -110,31 +109,6 @@ class CacheStats:
     def total(self) -> Counted:
         """Counts of all namespaces, present and gone."""
         return Counted.total([self.gone, *(n.counted for n in self.namespaces)])
-
-    @property
-    def removed(self) -> Mapping[RemovalReason, int]:
-        """Nodes that went, of all namespaces."""
-        return dict(self.total.removed)
-
-    @property
-    def skipped(self) -> Mapping[SkipReason, int]:
-        """Segments that were not stored, of all namespaces."""
-        return dict(self.total.skipped)
-
-    @property
-    def written(self) -> Mapping[BlobClass, int]:
-        """Bytes of blobs that were written, of all namespaces."""
-        return dict(self.total.written)
-
-    @property
-    def pruned(self) -> Mapping[BlobClass, Pruned]:
-        """Blobs that nodes lost, of all namespaces."""
-        return self.total.pruned
-
-    @property
-    def damaged(self) -> int:
-        """Blobs that were found damaged, of all namespaces."""
-        return self.total.damaged
 
 
 class Numbers:

@@ -14,12 +14,11 @@ from typing import Final
 
 import attrs
 
-from kvport.manifest.digests import Key
 from kvport.manifest.nodes import ROOT_NODE, NodeId
 from kvport.snapshot.cache.account import Account
 from kvport.snapshot.cache.expiry import first_current
 from kvport.snapshot.cache.index import ROOT_ROW, Index
-from kvport.snapshot.errors import CapacityError, GoneError
+from kvport.snapshot.errors import GoneError, PinLimitError
 
 _COVERED: Final = """
 WITH RECURSIVE up(n) AS (
@@ -44,7 +43,6 @@ class PinInfo:
         owner: who pinned.
         namespace: id of the namespace.
         node: name of the path that is held, from the root to this node.
-        key: of its last position.
         tokens: its length.
         until: seconds from the epoch.
         seconds_left: until then.
@@ -53,7 +51,6 @@ class PinInfo:
     owner: str
     namespace: str
     node: NodeId
-    key: Key
     tokens: int
     until: int
     seconds_left: int
@@ -66,10 +63,25 @@ class Pins:
         self._index: Final = index
         self._account: Final = account
 
-    def pin(self, ns: int, node: NodeId, owner: str, seconds: int) -> int:
+    def pin(
+        self,
+        ns: int,
+        node: NodeId,
+        owner: str,
+        seconds: int,
+        *,
+        revive: bool = False,
+    ) -> int:
         """Hold a path from now on; in place of what the owner had pinned there.
 
         The caller holds the room of a row.
+
+        Args:
+            ns: the namespace's row.
+            node: the end of the path.
+            owner: of the pin.
+            seconds: until it ends.
+            revive: whether the path may have expired.
 
         Returns:
             When it ends: seconds from the epoch.
@@ -77,7 +89,7 @@ class Pins:
         Raises:
             ValueError: nobody would hold anything, or for no time.
             GoneError: the node was removed, or has expired.
-            CapacityError: pins would cover more than half of the cap.
+            PinLimitError: pins would cover more than half of the cap.
             DiskFullError: the volume is full.
             StorageError: the index could not be written.
         """
@@ -87,12 +99,12 @@ class Pins:
             n = self._index.find(ns, node)
             if n is None:
                 raise GoneError("the segment to be pinned was removed")
-            if first_current(self._index, [n]) is None:
+            if not revive and first_current(self._index, [n]) is None:
                 raise GoneError("the path to be pinned has expired")
             now = self._index.clock.now()
             ((covered,),) = self._index.all(_COVERED, {"n": n, "now": now})
             if covered > self._account.numbers.cap // 2:
-                raise CapacityError("pins may cover half of the cache's cap at most")
+                raise PinLimitError("pins may cover half of the cache's cap at most")
             until = now + seconds
             with self._index.transaction():
                 self._index.all(
@@ -164,6 +176,19 @@ class Pins:
                     kept = with_it
             return frozenset(excess)
 
+    def count(self, nodes: Collection[int]) -> int:
+        """How many pins hold these nodes, whoever owns them.
+
+        Raises:
+            StorageError: the index could not be read.
+        """
+        ((count,),) = self._index.all(
+            "SELECT count(*) FROM pin WHERE until > ?"
+            " AND node IN (SELECT value FROM json_each(?))",
+            (self._index.clock.now(), json.dumps(list(nodes))),
+        )
+        return int(count)
+
     def end(self, nodes: Collection[int]) -> Mapping[str, int]:
         """End all pins of some of these nodes, whoever owns them, in one commit.
 
@@ -220,12 +245,12 @@ class Pins:
         """All that hold, the first to end first."""
         now = self._index.clock.now()
         rows = self._index.all(
-            'SELECT owner, ns.id, node.id, key, "end", until FROM pin'
+            'SELECT owner, ns.id, node.id, "end", until FROM pin'
             " JOIN node ON node.n = pin.node JOIN ns ON ns.n = node.ns"
             " WHERE until > ? ORDER BY until, owner, node.n",
             (now,),
         )
         return [
-            PinInfo(owner, ns, NodeId(node), Key(key), end, until, until - now)
-            for owner, ns, node, key, end, until in rows
+            PinInfo(owner, ns, NodeId(node), end, until, until - now)
+            for owner, ns, node, end, until in rows
         ]

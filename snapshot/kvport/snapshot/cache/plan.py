@@ -47,17 +47,20 @@ class Plan:
 
     Attributes:
         rows: by the order in which it goes.
-        missing: bytes that would still be missing before anything can be stored.
+        missing: bytes that would still have to go for the cap, or for all quotas,
+            whichever is more.
         in_use: those of them that state has which is leased or pinned; the others are
             of the index and what else there is beside state.
-        unpinned: nodes whose pins end before, since they cover more than half of the
-            cap with those that end later.
+        ended_pins: pins that end before, since they cover more than half of the cap
+            with those that end later.
+        over_quota: bytes in use that namespaces would hold above their quotas, by id.
     """
 
     rows: tuple[PlanRow, ...]
     missing: int
     in_use: int = 0
-    unpinned: int = 0
+    ended_pins: int = 0
+    over_quota: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
     def nodes(self) -> int:
@@ -71,8 +74,8 @@ class Plan:
 
     def log(self) -> None:
         """Say it, before it happens."""
-        if self.unpinned:
-            _log.warning("cache_unpinning_planned", nodes=self.unpinned)
+        if self.ended_pins:
+            _log.warning("cache_unpinning_planned", pins=self.ended_pins)
         for row in self.rows:
             _log.warning(
                 "cache_removal_planned",

@@ -19,7 +19,13 @@ import structlog
 from kvport.manifest.layout import StateLayout
 from kvport.snapshot.cache.account import Account
 from kvport.snapshot.cache.index import Index
-from kvport.snapshot.cache.namespaces import Judge, KnownNamespace, Namespaces
+from kvport.snapshot.cache.namespaces import (
+    Judge,
+    KnownNamespace,
+    NamesOf,
+    Namespaces,
+    name_at_load,
+)
 from kvport.snapshot.cache.policy import DEFAULT, NamespaceSettings, Tier
 from kvport.snapshot.cache.tally import Tally
 
@@ -33,7 +39,6 @@ class Standing:
     """Of one namespace, in allocated bytes of its files.
 
     Attributes:
-        n: its row.
         layout: of its states; None if this version cannot read it.
         used: what it holds.
         quota: what it may hold; None for no limit.
@@ -41,21 +46,30 @@ class Standing:
         incompatible: why its state cannot be used; None if it can.
     """
 
-    n: int
     layout: StateLayout | None
     used: int
     quota: int | None
     share: int
     incompatible: str | None
 
+    @property
+    def over_quota(self) -> int:
+        """Bytes that it holds above its quota."""
+        return 0 if self.quota is None else max(0, self.used - self.quota)
+
 
 class Policies:
     """Thread-safe; a change is seen by the next look."""
 
     def __init__(
-        self, index: Index, account: Account, tally: Tally, judge: Judge
+        self,
+        index: Index,
+        account: Account,
+        tally: Tally,
+        judge: Judge,
+        names: NamesOf = name_at_load,
     ) -> None:
-        self.namespaces: Final = Namespaces(index)
+        self.namespaces: Final = Namespaces(index, names)
         self._tally: Final = tally
         self._account: Final = account
         self._judge = judge
@@ -82,11 +96,6 @@ class Policies:
         return self[namespace_id].tier is Tier.ON
 
     # How namespaces stand.
-
-    def set_judge(self, judge: Judge) -> None:
-        """Judge by another rule from now on."""
-        self._judge = judge
-        self.judge()
 
     def judge(self) -> None:
         """Find out again which namespaces can be used; say what is new."""
@@ -133,7 +142,6 @@ class Policies:
         )
         return {
             one.n: Standing(
-                n=one.n,
                 layout=None if one.identity is None else one.identity.layout,
                 used=used.get(one.n, 0),
                 quota=wanted[one.id],

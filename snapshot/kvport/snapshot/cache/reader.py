@@ -13,9 +13,9 @@ from typing import Final
 import structlog
 from blake3 import blake3
 
-from kvport.snapshot.cache.blob_stream import BlobStream
+from kvport.snapshot.cache.blob_stream import BlobStream, UnfitFileError
 from kvport.snapshot.cache.evict import Evictor
-from kvport.snapshot.cache.files import Files, UnfitFileError
+from kvport.snapshot.cache.files import Files
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.records import BlobRef, Namespace, RemovalReason
 from kvport.snapshot.cache.stats import Counters

@@ -7,7 +7,6 @@ What a lookup by tokens finds is named so, and what an artifact lists.
 import contextlib
 from typing import Final
 
-from kvport.manifest.digests import BlobDigest
 from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.blob_stream import BlobStream
 from kvport.snapshot.cache.expiry import first_current
@@ -71,6 +70,16 @@ class Reading:
         """
         return self._lookup.path(ns, tip)
 
+    def ttl(self, ns: Namespace, node: NodeId) -> int | None:
+        """A node's own seconds after its last use until it expires.
+
+        None if it has none of its own.
+
+        Raises:
+            GoneError: it was removed.
+        """
+        return self._index.own_ttl(self._index.namespace_row(ns.id), node)
+
     def lease(
         self, ns: Namespace, tip: NodeId, owner: str, seconds: float = LEASE_SECONDS
     ) -> Lease:
@@ -113,8 +122,3 @@ class Reading:
         """
         with contextlib.suppress(GoneError):
             self._reader.report(ns, ref, RemovalReason.DAMAGED)
-
-    def has_blob(self, ns: Namespace, digest: BlobDigest) -> bool:
-        """Whether a blob is stored."""
-        row = self._index.namespace_row(ns.id)
-        return self._index.file_size(row, digest) is not None

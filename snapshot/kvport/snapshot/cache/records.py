@@ -203,7 +203,7 @@ class Pinned:
     """What became of a wish to keep a path.
 
     Attributes:
-        tokens: length of what is kept, from the root; 0 for nothing.
+        tokens: length of what is kept, from the root to a restore point; 0 for nothing.
         until: seconds from the epoch; None if nothing is kept.
         reason: why the rest is not kept; None if all is.
     """

@@ -14,7 +14,8 @@ import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -22,7 +23,7 @@ import structlog
 from kvport.snapshot.cache.account import Account
 from kvport.snapshot.cache.ballast import Ballast
 from kvport.snapshot.cache.clock import Clocks
-from kvport.snapshot.cache.directories import is_directory, remove_below
+from kvport.snapshot.cache.directories import is_directory
 from kvport.snapshot.cache.files import Files
 from kvport.snapshot.cache.index import ROOT_ROW, FileRow, GoneNode, Index, LostBlob
 from kvport.snapshot.cache.leases import Leases
@@ -30,7 +31,7 @@ from kvport.snapshot.cache.pins import Pins
 from kvport.snapshot.cache.pruning import Pruning
 from kvport.snapshot.cache.records import RemovalReason, Removed
 from kvport.snapshot.cache.stats import Counters
-from kvport.snapshot.errors import DiskFullError
+from kvport.snapshot.errors import DiskFullError, StorageError
 
 _log = structlog.get_logger(__name__)
 
@@ -64,6 +65,7 @@ class Remover:
         self._ballast: Final = ballast
         self._counters: Final = counters
         self._on_removed: Final = on_removed
+        self._measuring: Final = threading.Lock()
 
     def remove(self, ns: int, roots: Sequence[int], reason: RemovalReason) -> None:
         """Remove these nodes and all below them, in spite of leases.
@@ -128,11 +130,13 @@ class Remover:
                     gone, lost = self.relieved(
                         functools.partial(self._commit_pruning, pruning)
                     )
-                superseded = reason is RemovalReason.SUPERSEDED
                 counters = self._counters
-                count = counters.add_pruned if superseded else counters.add_cleared
-                for blob in lost:
-                    count(blob.namespace, blob.blob_class, blob.size)
+                for one in lost:
+                    if reason is RemovalReason.SUPERSEDED:
+                        # To be held against what was written, which is lengths.
+                        counters.add_pruned(one.namespace, one.blob_class, one.size)
+                    else:
+                        counters.add_cleared(one.namespace, one.blob_class, one.alloc)
                 self._finish(gone, reason)
 
     def ensure_directory(self, namespace_id: str, ns: int) -> None:
@@ -173,6 +177,9 @@ class Remover:
         except DiskFullError:
             # Rows without files do no harm; they go, and leave the account, next time.
             _log.warning("cache_rows_kept", files=len(gone))
+        finally:
+            # Some file systems let directories shrink.
+            self.measure()
 
     def relieved(self, change: Callable[[], _Result]) -> _Result:
         """What `change` returns, if need be with the ballast's room.
@@ -189,10 +196,16 @@ class Remover:
 
     # Internals.
 
-    def measure(self) -> None:
-        """Bring directories, and what could not be removed, on the account."""
-        with contextlib.suppress(OSError):
-            self._account.measured(overhead=self._files.overhead_bytes())
+    def measure(self, foreign: Iterable[Path] | None = None) -> None:
+        """Bring directories, and what could not be removed, on the account.
+
+        Args:
+            foreign: this too, and directories in which nothing was changed by us.
+        """
+        # The last to look is the last to tell.
+        with self._measuring, contextlib.suppress(OSError, StorageError):
+            overhead = self._files.overhead_bytes(foreign)
+            self._account.measured(overhead=overhead)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -238,8 +251,7 @@ class Remover:
         if not is_directory(self._files.namespace(file.namespace)):
             return True  # It went with its directory; a link in its place is not ours.
         try:
-            path = self._files.blob(file.namespace, file.digest)
-            remove_below(self._files.root, path)
+            self._files.unlink(self._files.blob(file.namespace, file.digest))
         except OSError as error:
             _log.warning("cache_unlink_failed", errno=error.errno)
             return False

@@ -26,6 +26,7 @@ from kvport.snapshot.cache.account import (
     check_cap,
 )
 from kvport.snapshot.cache.files import Files
+from kvport.snapshot.units import format_bytes
 
 AUTO: Final = "auto"
 Limit: TypeAlias = int | Literal["auto"] | None
@@ -70,10 +71,8 @@ class Full:
 
     @classmethod
     def now(cls, what: str, before: "Full | None") -> "Full":
-        """From now on, or for what it was already."""
+        """From now on, or since when it was already."""
         reason = f"{what}: what was stored can be restored"
-        if before is not None and before.reason == reason:
-            return before
         return cls(reason, before.since if before else datetime.now(UTC))
 
 
@@ -99,6 +98,7 @@ class Room:
         self._looked = -_FRESH
         self._paused_until = 0.0
         self._pause = _PAUSE
+        self._total = 0
         self.full: Full | None = None
 
     def look(self, *, now: bool = False) -> None:
@@ -118,6 +118,7 @@ class Room:
         self._files.check_root()
         if (space := VolumeSpace.of(self._files.root)) is None:
             return
+        self._total = space.total
         numbers = self._account.numbers
         ours = numbers.blobs + numbers.index + numbers.overhead
         floor = space.floor(self._floor)
@@ -168,12 +169,40 @@ class Room:
         self._paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    def refusal(self, before: Full | None) -> Full:
-        """What leaves no room, where something found none."""
+    def refusal(self, before: Full | None, nbytes: int = 0) -> Full:
+        """What leaves no room, where something found none.
+
+        Args:
+            before: what was said about it before.
+            nbytes: so many bytes found no room; 0 if none would.
+        """
+        more = f"{format_bytes(nbytes)} more" if nbytes else "more"
+        return Full.now(f"{self._limit()} no room for {more}", before)
+
+    def _limit(self) -> str:
+        """What it is that leaves no room."""
         numbers = self._account.numbers
-        by_floor = numbers.effective < numbers.cap
-        what = "the volume's free space is down to the floor" if by_floor else None
-        return Full.now(what or "the cap leaves no room for more", before)
+        usable, foreign = self._account.usable, self._files.foreign_bytes
+        if usable <= 0 < usable + foreign:
+            return (
+                f"{format_bytes(foreign)} of files in the cache's directory that are"
+                " not its own (`kvport cache gc` removes them) leave"
+            )
+        if numbers.overhead >= numbers.cap - self._account.headroom:
+            return "the cache's own directories leave"
+        floor, total = format_bytes(numbers.floor), format_bytes(self._total)
+        if numbers.effective >= numbers.cap:
+            spared = format_bytes(self._account.headroom)
+            return f"beside the {spared} that removals need the cap leaves"
+        if numbers.floor >= self._total:
+            return (
+                f"the volume has {total} in all, less than the {floor} that are to stay"
+                " free on it, and so needs a smaller --free-floor; as it is there is"
+            )
+        return (
+            f"{floor} of the volume's {total} are to stay free (--free-floor), which"
+            " leaves"
+        )
 
     def _warn(self) -> None:
         numbers = self._account.numbers
@@ -181,5 +210,11 @@ class Room:
             self.full = None
             return
         if self.full is None:
-            _log.warning("cache_without_room", free=numbers.free, floor=numbers.floor)
+            _log.warning(
+                "cache_without_room",
+                reason=self.refusal(None).reason,
+                free=numbers.free,
+                floor=numbers.floor,
+                volume=self._total,
+            )
         self.full = self.refusal(self.full)

@@ -6,6 +6,7 @@ things is never taken over. A volume may go, or another take its place: `Claim.c
 tells before each change, `Claim.verify` looks closer.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,12 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from kvport.manifest.canonical import canonical_dumps
+from kvport.snapshot.cache.blob_stream import UnfitFileError
 from kvport.snapshot.cache.directories import remove_tree
-from kvport.snapshot.cache.files import (
-    UnfitFileError,
-    open_regular,
-    storage_io,
-)
+from kvport.snapshot.cache.files import storage_io
+from kvport.snapshot.cache.regular import NEW, open_regular
 from kvport.snapshot.cache.schema import FORMAT
 from kvport.snapshot.durable import fsync_directory, fsync_file, write_atomic
 from kvport.snapshot.errors import (
@@ -95,15 +94,17 @@ class Claim:
             DiskFullError: the volume is full.
             StorageError: it refused.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        name = f"{_PROBE}.{secrets.token_hex(8)}"
         with storage_io():
-            fd = os.open(_PROBE, flags, 0o600, dir_fd=self._fd)
+            fd = os.open(name, NEW, 0o600, dir_fd=self._fd)
             try:
                 os.write(fd, b"x")
                 fsync_file(fd)
             finally:
                 os.close(fd)
-                os.unlink(_PROBE, dir_fd=self._fd)
+                # To whoever collects what is not the cache's, it is that.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._fd)
 
     def _locate(self) -> None:
         try:

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import sqlite3
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,16 @@ from kvport.manifest.identity import PointKind
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import MIB
 from kvport.snapshot.cache.account import BLOCK
+from kvport.snapshot.cache.blob_stream import UnfitFileError
+from kvport.snapshot.cache.companions import (
+    check_fit,
+    clear_suspicion,
+    is_suspect,
+    log_of,
+    make_fit,
+)
 from kvport.snapshot.cache.files import storage_io
+from kvport.snapshot.cache.regular import create as create_file
 from kvport.snapshot.errors import DiskFullError, ForeignRootError, StorageError
 
 FORMAT: Final = 2
@@ -185,11 +193,6 @@ def class_of(number: int) -> BlobClass:
     return _CLASSES[number]
 
 
-def suspect(path: Path) -> Path:
-    """The mark beside an index that was found corrupt while it was in use."""
-    return path.with_name(f"{path.name}-suspect")
-
-
 def create(path: Path, root_id: str, mac: bytes) -> sqlite3.Connection:
     """Make a new index, where there is none.
 
@@ -202,11 +205,12 @@ def create(path: Path, root_id: str, mac: bytes) -> sqlite3.Connection:
         StorageError: the volume refused.
     """
     with storage_errors(), storage_io():
+        # Else SQLite would take whatever has come there meanwhile.
+        os.close(create_file(path.parent, path))
         connection = _connect(path, _NEW_PRAGMAS)
         try:
-            path.chmod(0o600)
             connection.executescript(_tables(root_id, mac))
-            suspect(path).unlink(missing_ok=True)
+            clear_suspicion(path)
         except BaseException:
             connection.close()
             raise
@@ -229,26 +233,31 @@ def connect(path: Path, root_id: str, mac: bytes) -> sqlite3.Connection:
         ForeignRootError: it was made with another home's key.
         StorageError: the volume refused, or someone else has it open.
     """
-    log = path.with_name(f"{path.name}-wal")
-    if not os.path.lexists(path):
-        raise IndexLostError("missing")
-    for file in (path, log):
-        # A database without the log of its last commits is not whole either.
-        if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
-            raise IndexLostError("not a file")
-    if not path.stat().st_size and not log.exists():
-        raise IndexLostError("empty")
-    clean = not log.exists() and not os.path.lexists(suspect(path))
-    spared = clean and path.stat().st_size > THOROUGH_BYTES
+    with storage_io():
+        try:
+            clean = not make_fit(path)
+        except FileNotFoundError as error:
+            raise IndexLostError("missing") from error
+        except UnfitFileError as error:
+            raise IndexLostError("not a file") from error
+        logged = log_of(path).exists()
+        size = path.stat().st_size
+        if not size and not logged:
+            raise IndexLostError("empty")
+        clean = clean and not logged and not is_suspect(path)
+    spared = clean and size > THOROUGH_BYTES
     with corruption():
         connection = _connect(path, _PRAGMAS)
     try:
+        # Nothing is written yet: what came between the look and SQLite is found.
+        with storage_io():
+            check_fit(path)
         with corruption():
             (_check_spines if spared else _check_pages)(connection)
             _check_schema(connection)
             _check_owner(connection, root_id, mac)
         with storage_io():
-            suspect(path).unlink(missing_ok=True)
+            clear_suspicion(path)
     except BaseException:
         connection.close()
         raise

@@ -9,7 +9,6 @@ afterwards: what is removed meanwhile is not kept on the disk by an open file.
 No lock is held while a file is read: stores, removals and lookups go on.
 """
 
-import errno
 import json
 import threading
 import time
@@ -23,8 +22,8 @@ from blake3 import blake3
 from kvport.manifest.digests import BlobDigest
 from kvport.manifest.identity import StateIdentity
 from kvport.manifest.limits import MIB
-from kvport.snapshot.cache.blob_stream import BlobStream
-from kvport.snapshot.cache.files import Files, UnfitFileError
+from kvport.snapshot.cache.blob_stream import BlobStream, UnfitFileError, read_some
+from kvport.snapshot.cache.files import Files
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.lookup import Lookup
 from kvport.snapshot.cache.reader import Reader
@@ -54,12 +53,14 @@ class ScrubProgress:
 
     Attributes:
         running: whether one is under way.
-        checked: files that were read, since it began anew.
+        checked: files that this run has read so far, or the last one had; a run that
+            was stopped goes on, but counts anew after a restart.
         nbytes: bytes of them.
         damaged: how many of them were not what was stored, or not there.
         tampered: nodes that own such files, and whose rows were not written here.
-        remaining: files to be read, at most; removals make them fewer.
-        completed: when all had been read for the last time, in seconds of the epoch;
+        remaining: files that this run still has to read, at most; removals make them
+            fewer. 0 once it has read all, whatever was stored since.
+        completed: when a run had read all for the last time, in seconds of the epoch;
             None if that never was.
     """
 
@@ -104,8 +105,24 @@ class Scrub:
         if now.running:
             return now
         done, completed = self._stored()
-        remaining, _ = self._ahead(done)
+        # At the first row again all was read, unless nothing ever was.
+        remaining = self._ahead(done)[0] if done or completed is None else 0
         return attrs.evolve(now, remaining=remaining, completed=completed)
+
+    def begin(self) -> None:
+        """Say that a run is about to begin, before its thread does: see `run`.
+
+        Raises:
+            StorageError: the index could not be read.
+        """
+        done, completed = self._stored()
+        before = self._progress if done else ScrubProgress()
+        self._progress = attrs.evolve(
+            before,
+            running=True,
+            remaining=self._ahead(done)[0],
+            completed=completed,
+        )
 
     def run(self, rate: int | None, stop: threading.Event) -> None:
         """Read from where the last run stopped to the end, or until `stop` is set.
@@ -133,13 +150,10 @@ class Scrub:
             self._running.release()
 
     def _run(self, rate: int | None, stop: threading.Event) -> None:
+        self.begin()
         stored, completed = self._stored()
         done = stored
-        remaining, end = self._ahead(done)
-        before = self._progress if done else ScrubProgress()
-        self._progress = attrs.evolve(
-            before, running=True, remaining=remaining, completed=completed
-        )
+        _, end = self._ahead(done)
         due = stored_at = self._clock()
         try:
             for n, ns, ref in self._files_between(done, end):
@@ -263,14 +277,7 @@ def _digest(file: BlobStream, size: int, stop: threading.Event) -> bytes | None:
     while size:
         if stop.is_set():
             return None
-        try:
-            count = file.readinto(buffer[:size])
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            raise UnfitFileError("a blob cannot be read") from error
-        if not count:
-            raise UnfitFileError("a blob ended early")
+        count = read_some(file, buffer[:size])
         hasher.update(buffer[:count])
         size -= count
     return hasher.digest()

@@ -17,6 +17,7 @@ from kvport.snapshot.cache.account import headroom_of
 from kvport.snapshot.cache.demand import Demand
 from kvport.snapshot.cache.directories import tree_allocated
 from kvport.snapshot.cache.files import storage_io
+from kvport.snapshot.cache.foreign import announce, foreign_in, is_removable
 from kvport.snapshot.cache.lifetimes import apply_ttl
 from kvport.snapshot.cache.opening import Parts
 from kvport.snapshot.cache.plan import Freed, Plan, draw_up
@@ -81,32 +82,46 @@ class Settlement:
                 # A removal goes by them as well.
                 self._evictor.relieved(self._index.store_touched)
             self._index.checkpoint()
-            self._room.look(now=True)
+            self._look()
             numbers = self._room.supposed(cap, floor)
             spared = self._evictor.spared_ballast(numbers.cap)
-            limit = numbers.effective - headroom_of(numbers.cap)
-            missing = max(0, numbers.reserved - spared - limit)
-            usable = limit - numbers.index - numbers.overhead + spared
+            numbers = attrs.evolve(numbers, overhead=numbers.overhead - spared)
+            headroom = headroom_of(numbers.cap)
+            limit = numbers.effective - headroom
+            missing = max(0, numbers.reserved - limit)
+            to_evict = numbers.to_evict(headroom)
+            usable = limit - numbers.index - numbers.overhead
             unpinned = self._evictor.pins.excess(numbers.cap)
+            ended = self._evictor.pins.count(unpinned)
         standings = self._policies.standings(quotas, usable)
         choice = self._evictor.choice(standings, unpinned)
         always = _COLLECTED if gc else ALWAYS
-        demand = self._demand(missing, always)
+        demand = self._demand(to_evict, always)
         plan = draw_up(
             choice.victims(demand),
-            self._policies.namespaces.all(),
+            self._policies.namespaces.named(),
             missing,
             self._policies.incompatible,
         )
         # All that could go would: what is left of state is held.
-        in_use = min(plan.missing, max(0, numbers.blobs - plan.nbytes))
-        return attrs.evolve(plan, in_use=in_use, unpinned=len(unpinned))
+        left = max(0, to_evict - plan.nbytes)
+        in_use = min(left, max(0, numbers.blobs - plan.nbytes))
+        known = {one.n: one.id for one in self._policies.namespaces.all()}
+        over = {known[n]: nbytes for n, nbytes in choice.over_quota().items()}
+        held = sum(over.values())
+        return attrs.evolve(
+            plan,
+            missing=max(plan.missing, held),
+            in_use=max(in_use, held),
+            ended_pins=ended,
+            over_quota=over,
+        )
 
     def gc(self) -> Freed:
         """Remove what is of no use: expired, incompatible, pointless, beyond a quota.
 
-        And files that no row speaks of: what was left under temporary names, and
-        uploads that nobody makes any more.
+        And files that no row speaks of: what was left under temporary names, uploads
+        that nobody makes any more, and what was never the cache's.
 
         Raises:
             DiskFullError: the volume has no room for a removal.
@@ -148,6 +163,15 @@ class Settlement:
             self.settle()
             self._evictor.ensure_reserve()
 
+    def look(self) -> None:
+        """Take in what the volume says; nothing is removed.
+
+        Raises:
+            StorageError: the root is not there.
+        """
+        with self._evictor.changes:
+            self._room.look(now=True)
+
     def tick(self) -> None:
         """Follow the volume, and what has become of models; to be called now and then.
 
@@ -172,13 +196,13 @@ class Settlement:
 
     def _settle(self, always: frozenset[RemovalReason]) -> Freed:
         with self._evictor.changes:
-            self._room.look(now=True)
+            self._look()
             self._fit_pins()
             missing = 0
             if self._account.shortfall() > 0 and not self._room.paused:
                 # The log of what was done counts too, and can go.
                 self._index.checkpoint()
-                missing = max(0, self._account.shortfall())
+                missing = self._account.numbers.to_evict(self._account.headroom)
         demand = self._demand(missing, always)
         return self._evictor.evict(demand)
 
@@ -186,6 +210,19 @@ class Settlement:
         """The cap is hard: where pins leave too little for all shares, these yield."""
         by = frozenset(one.n for one in self._policies.namespaces.all())
         return Demand(missing=missing, always=always, by=by, thorough=True)
+
+    def _look(self) -> None:
+        """Take in what others have changed, below the root and on the volume.
+
+        The changes are held.
+        """
+        with storage_io():
+            self._evictor.measure(self._foreign())
+        self._room.look(now=True)
+
+    def _foreign(self) -> list[Path]:
+        ids = {one.id for one in self._policies.namespaces.all()}
+        return foreign_in(self._files.root, ids, self._uploads.open)
 
     def _fit_pins(self) -> None:
         """End pins that do not fit into half of the cap; the changes are held."""
@@ -197,7 +234,7 @@ class Settlement:
                 _log.warning("cache_pins_ended", namespace=namespace, pins=count)
 
     def _orphaned(self) -> list[Path]:
-        """Files that no row speaks of at this moment, or that are being written."""
+        """What no row speaks of at this moment, or that is being written."""
         with storage_io():
             found = [
                 path
@@ -205,20 +242,27 @@ class Settlement:
                 for path in self._files.blobs(one.id)
                 if not self._index.has_file(one.n, path.name)
             ]
-            staged = self._files.staged()
-        return found + [path for path in staged if path.name not in self._uploads.open]
+            return found + self._foreign()
 
     def _remove_orphans(self, paths: Sequence[Path]) -> int:
         """Remove those of them that are none of a change; the changes are held.
 
         Answers the allocated bytes that went.
         """
-        rows = {one.id: one.n for one in self._policies.namespaces.all()}
+        rows = {
+            self._files.namespace(one.id): one.n
+            for one in self._policies.namespaces.all()
+        }
+        with storage_io():
+            foreign = {
+                path for path in self._foreign() if is_removable(self._files.root, path)
+            }
+        announce(path for path in foreign if path.parent == self._files.root)
         freed = 0
         for path in paths:
-            ns = rows.get(path.parent.name)
+            ns = rows.get(path.parent)
             if ns is None:
-                stays = path.name in self._uploads.open
+                stays = path not in foreign
             else:
                 stays = self._index.has_file(ns, path.name)
             if stays:
@@ -226,5 +270,4 @@ class Settlement:
             with storage_io(), contextlib.suppress(FileNotFoundError):
                 nbytes = tree_allocated(path)
                 freed += nbytes if self._files.remove(path) else 0
-        self._evictor.measure()
         return freed

@@ -36,6 +36,8 @@ class SkipReason(StrEnum):
     """The cache was closed, and its volume took too long."""
     ABSENT = "absent"
     """The cache's volume went away."""
+    EXPIRED = "expired"
+    """Its time to live ran out before it was stored."""
 
 
 @attrs.frozen
@@ -56,7 +58,9 @@ class Counted:
         refused_lookups: lookups of requests in a namespace that is off.
         restored_tokens: tokens that requests really started with.
         captured_tokens: rows of segments that chains brought and that were new.
-        written: bytes of blobs that chains brought and that were not there yet.
+        written: bytes of blobs that were not there yet, and that chains brought, or
+            imports, of which also those that came to nothing.
+        uploaded: those of imports.
         skipped: segments that were not stored.
         removed: nodes that went.
         pruned_blobs: blobs of nodes that stay.
@@ -76,6 +80,7 @@ class Counted:
     restored_tokens: int = 0
     captured_tokens: int = 0
     written: Counter[BlobClass] = attrs.field(factory=Counter)
+    uploaded: int = 0
     skipped: Counter[SkipReason] = attrs.field(factory=Counter)
     removed: Counter[RemovalReason] = attrs.field(factory=Counter)
     pruned_blobs: Counter[BlobClass] = attrs.field(factory=Counter)
@@ -90,7 +95,7 @@ class Counted:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of all classes that were written."""
+        """Bytes of all classes that were written, by chains and by imports."""
         return self.written.total()
 
     @property
@@ -100,8 +105,8 @@ class Counted:
 
     @property
     def written_per_captured_token(self) -> float | None:
-        """Bytes written for each new token; None before the first."""
-        return _ratio(self.written_bytes, self.captured_tokens)
+        """Bytes that chains wrote for each new token; None before the first."""
+        return _ratio(self.written_bytes - self.uploaded, self.captured_tokens)
 
     @property
     def pruned(self) -> dict[BlobClass, Pruned]:
@@ -124,6 +129,7 @@ class Counted:
             whole.restored_tokens += part.restored_tokens
             whole.captured_tokens += part.captured_tokens
             whole.written.update(part.written)
+            whole.uploaded += part.uploaded
             whole.skipped.update(part.skipped)
             whole.removed.update(part.removed)
             whole.pruned_blobs.update(part.pruned_blobs)
@@ -197,6 +203,13 @@ class Counters:
         """Bytes of a blob that was really written."""
         with self._lock:
             self._by_namespace[namespace].written[blob_class] += nbytes
+
+    def add_uploaded(self, namespace: str, blob_class: BlobClass, nbytes: int) -> None:
+        """Bytes of a blob that an import wrote."""
+        with self._lock:
+            counted = self._by_namespace[namespace]
+            counted.written[blob_class] += nbytes
+            counted.uploaded += nbytes
 
     def add_skipped(self, namespace: str, reason: SkipReason) -> None:
         """A segment that was not stored."""

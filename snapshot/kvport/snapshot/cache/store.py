@@ -26,6 +26,7 @@ from kvport.snapshot.cache.account import (
     allocation_bound,
     whole_blocks,
 )
+from kvport.snapshot.cache.budget import Allowance
 from kvport.snapshot.cache.chain import Chain, Item
 from kvport.snapshot.cache.directories import sync_directories
 from kvport.snapshot.cache.endings import Endings
@@ -38,7 +39,7 @@ from kvport.snapshot.cache.records import (
     NodeRecord,
     nbytes,
 )
-from kvport.snapshot.cache.room import Full
+from kvport.snapshot.cache.refused import Refused
 from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.errors import (
     CacheAbsentError,
@@ -47,18 +48,15 @@ from kvport.snapshot.errors import (
     GoneError,
     QuotaError,
     StorageError,
+    WriteBudgetError,
 )
 
 _log = structlog.get_logger(__name__)
 
 
-class _BudgetError(Exception):
-    """A namespace has written all that it may within an hour."""
-
-
 _REASONS: Final[Mapping[type[Exception], SkipReason]] = {
     CacheAbsentError: SkipReason.ABSENT,
-    _BudgetError: SkipReason.WRITE_BUDGET,
+    WriteBudgetError: SkipReason.WRITE_BUDGET,
     QuotaError: SkipReason.QUOTA,
     CapacityError: SkipReason.CAPACITY,
     DiskFullError: SkipReason.DISK_FULL,
@@ -74,7 +72,10 @@ class _Ready:
     chain: Chain
     node: NodeRecord
     buffers: Mapping[BlobDigest, Sequence[Bytes]]
+    used: int
+    """When the chain was last used: its life begins there, whenever it is stored."""
     reservation: Reservation
+    allowance: Allowance
     written: list[tuple[BlobRef, WrittenFile]] = attrs.field(factory=list)
 
 
@@ -82,11 +83,11 @@ class Store:
     """Stores batches; see the module.
 
     Attributes:
-        full: why something found no room; None as soon as something is stored.
+        refused: what found no room last.
     """
 
     def __init__(self, parts: Parts, on_failed: Callable[[], None]) -> None:
-        self.full: Full | None = None
+        self.refused: Final = Refused(parts)
         self._on_failed: Final = on_failed
         self._index: Final = parts.index
         self._files: Final = parts.files
@@ -108,34 +109,47 @@ class Store:
         for item in batch:
             # What ended before may make room for what is stored now.
             if item.segment is None and item.chain not in storing:
-                self._endings.end(item.chain)
+                self._close(item)
         ready = [
             self._prepare(item.chain, item.segment)
             for item in batch
-            if item.segment is not None
-            and not _skip_if_broken(item.chain, item.segment)
+            if item.segment is not None and not _skip(item.chain, item.segment)
         ]
         try:
-            with self._evictor.changes:
-                nbytes = sum(map(self._missing, ready))
-                self._evictor.with_room(
-                    nbytes,
-                    lambda: self._store(ready),
-                    {one.chain.ns for one in ready},
-                )
-                self._evictor.renew_ballast()
+            # A use alone is only noted, and written with what comes next.
+            if ready:
+                self._store_in_turn(ready)
         except (StorageError, DiskFullError) as error:
             self._failed(error, ready)
         finally:
             self._evictor.measure()
             for one in ready:
                 one.reservation.release()
+                one.allowance.release()
             for item in batch:
                 if item.segment is None and item.chain in storing:
-                    self._endings.end(item.chain)
+                    self._close(item)
         for item in batch:
-            if item.segment is None and item.chain.retention is not None:
-                self._endings.retain(item.chain, item.chain.retention)
+            retention = item.chain.retention
+            if item.segment is None and item.ends and retention is not None:
+                self._endings.retain(item.chain, retention)
+
+    def _store_in_turn(self, ready: list[_Ready]) -> None:
+        with self._evictor.changes:
+            nbytes = sum(map(self._missing, ready))
+            self._evictor.with_room(
+                nbytes,
+                lambda: self._store(ready),
+                {one.chain.ns for one in ready},
+            )
+            self._evictor.renew_ballast()
+
+    def _close(self, item: Item) -> None:
+        """What a chain brings after its segments: a use, or its end."""
+        if item.ends:
+            self._endings.end(item.chain)
+        else:
+            item.chain.renew()
 
     def _failed(self, error: StorageError | DiskFullError, ready: list[_Ready]) -> None:
         reason = self._reason(error)
@@ -147,7 +161,7 @@ class Store:
             else:
                 one.chain.skip(reason, one.node.start)
         if reason is SkipReason.DISK_FULL:
-            self.full = Full.now("the volume is full", self.full)
+            self.refused.by_volume(sum(one.reservation.remaining for one in ready))
         else:
             self._on_failed()
 
@@ -186,7 +200,14 @@ class Store:
             attestations=(segment.provenance,),
         )
         chain.head = name
-        return _Ready(chain, node, buffers, Reservation(self._account, 0))
+        return _Ready(
+            chain,
+            node,
+            buffers,
+            chain.used,
+            Reservation(self._account, 0),
+            Allowance(self._budget, chain.namespace.id),
+        )
 
     def _store(self, ready: list[_Ready]) -> None:
         self._files.check_root()
@@ -206,7 +227,7 @@ class Store:
         for chain, tip in {one.chain: one.node.id for one in ready}.items():
             chain.advance(tip)
         if ready:
-            self.full = None
+            self.refused.clear()
 
     def _commit(self, ready: Sequence[_Ready]) -> None:
         with self._index.transaction():
@@ -214,7 +235,7 @@ class Store:
             new = [
                 one
                 for one in ready
-                if self._index.add_node(one.chain.ns, one.node, one.chain.ttl)
+                if self._index.add_node(one.chain.ns, one.node, one.chain.ttl, one.used)
             ]
         self._account.change(blobs=-replaced)
         for one in ready:
@@ -223,7 +244,6 @@ class Store:
                 self._counters.add_written(
                     one.chain.namespace.id, ref.blob_class, ref.size
                 )
-                self._budget.add(one.chain.namespace.id, file.alloc)
         for one in new:
             tokens = one.node.end - one.node.start
             self._counters.add_captured(one.chain.namespace.id, tokens)
@@ -247,15 +267,16 @@ class Store:
                         if (chain.ns, one.node.parent) not in known:
                             self._check_parent(chain.ns, one.node.parent)
                         settled &= not self._admit(one, new)
-                    except (CapacityError, GoneError, _BudgetError) as error:
+                    except (CapacityError, GoneError, WriteBudgetError) as error:
                         reason = lost[chain] = _REASONS[type(error)]
                         if reason is SkipReason.CAPACITY:
-                            self.full = self._room.refusal(self.full)
+                            self.refused.by_limits(self._missing(one), chain.ns)
                 if reason is None:
                     kept.append(one)
                     known.add((chain.ns, one.node.id))
                 else:
                     one.reservation.release()
+                    one.allowance.release()
                     chain.skip(reason, one.node.start)
             ready = kept
         return list(ready)
@@ -271,8 +292,7 @@ class Store:
         absent = self._absent(one)
         nbytes = sum(whole_blocks(ref.size + ref.trailer) for ref in absent)
         limit = self._policies[chain.namespace.id].write_bytes_per_hour
-        if not self._budget.allows(chain.namespace.id, new[ns] + nbytes, limit):
-            raise _BudgetError("the namespace's hourly budget is spent")
+        one.allowance.cover(nbytes, limit)
         changed = bool(nbytes) and self._evictor.within_quota(
             ns, chain.namespace.id, new[ns] + nbytes
         )
@@ -312,6 +332,8 @@ class Store:
                     continue
                 buffers = one.buffers[ref.digest]
                 file = self._files.write(namespace, ref.digest, buffers)
+                # Also if the batch is undone: the drive has worn.
+                one.allowance.spend(file.alloc)
                 one.written.append((ref, file))
                 done.add((ns, ref.digest))
         files = [file for one in ready for _, file in one.written]
@@ -341,11 +363,13 @@ class Store:
                 self._files.remove(file.final)
 
 
-def _skip_if_broken(chain: Chain, segment: NewSegment) -> bool:
-    if chain.broken is None:
-        return False
-    chain.skip(SkipReason(chain.broken), segment.start)
-    return True
+def _skip(chain: Chain, segment: NewSegment) -> bool:
+    """Whether a segment is not stored: its chain is broken, or it came too late."""
+    if chain.broken is not None:
+        chain.skip(SkipReason(chain.broken), segment.start)
+    elif chain.closed and chain.is_over:
+        chain.lose(SkipReason.EXPIRED)
+    return chain.broken is not None
 
 
 def _digest(parts: Sequence[Bytes]) -> BlobDigest:

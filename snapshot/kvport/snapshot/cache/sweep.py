@@ -19,9 +19,11 @@ import structlog
 from kvport.snapshot.cache import schema
 from kvport.snapshot.cache.account import Account
 from kvport.snapshot.cache.ballast import Ballast
-from kvport.snapshot.cache.directories import names_in, remove_tree, tree_allocated
+from kvport.snapshot.cache.companions import remove_all
+from kvport.snapshot.cache.directories import names_in, tree_allocated
 from kvport.snapshot.cache.evict import Evictor
 from kvport.snapshot.cache.files import Files, storage_io
+from kvport.snapshot.cache.foreign import announce, foreign_in, is_removable
 from kvport.snapshot.cache.index import Index
 from kvport.snapshot.cache.inventory import Inventory
 from kvport.snapshot.cache.mac import RowMac
@@ -77,8 +79,7 @@ def open_index(
                 held = sum(map(tree_allocated, (files.namespaces, files.staging)))
             _log.warning("cache_index_lost", reason=str(error), nbytes=held)
     with storage_io():
-        for name in (INDEX_NAME, f"{INDEX_NAME}-wal", f"{INDEX_NAME}-journal"):
-            remove_tree(files.root / name)
+        remove_all(path)
         for directory in (files.namespaces, files.staging):
             for name in names_in(files.root, directory):
                 # What stays is an orphan, which the sweep takes up.
@@ -116,6 +117,7 @@ def sweep(index: Index, files: Files, account: Account, evictor: Evictor) -> int
     """
     with storage_io():
         plan = _plan(index, files, account)
+        _measure(index, files, account)
         # Nothing is missing on a volume that went while it was looked at.
         files.check_root()
         _announce(plan, index)
@@ -136,8 +138,15 @@ def sweep(index: Index, files: Files, account: Account, evictor: Evictor) -> int
             evictor.remove(loss.ns, loss.owners, loss.reason)
         for ns, nodes in misplaced(index).items():
             evictor.remove(ns, nodes, RemovalReason.TAMPERED)
-        account.measured(overhead=files.overhead_bytes())
+        _measure(index, files, account)
         return freed
+
+
+def _measure(index: Index, files: Files, account: Account) -> None:
+    """Bring directories, and what is left of what is not ours, on the account."""
+    namespaces = frozenset(name for (name,) in index.all("SELECT id FROM ns"))
+    foreign = foreign_in(files.root, namespaces, frozenset())
+    account.measured(overhead=files.overhead_bytes(foreign))
 
 
 @attrs.frozen
@@ -172,15 +181,17 @@ def _plan(index: Index, files: Files, account: Account) -> _Plan:
     namespaces = dict(index.all("SELECT id, n FROM ns"))
     inventory = Inventory(index)
     account.change(blobs=inventory.allocated)
+    foreign = [
+        path
+        for path in foreign_in(files.root, namespaces, frozenset())
+        if is_removable(files.root, path)
+    ]
     plan = _Plan(
         directories=[files.namespace(name) for name in namespaces],
         strays={
-            "upload": files.staged(),
-            "namespace": [
-                files.namespaces / name
-                for name in names_in(files.root, files.namespaces)
-                if name not in namespaces
-            ],
+            "upload": [path for path in foreign if path.parent == files.staging],
+            "namespace": [path for path in foreign if path.parent == files.namespaces],
+            "foreign": [path for path in foreign if path.parent == files.root],
             "orphan": [],
         },
         resized=[],
@@ -214,6 +225,7 @@ def _owners(index: Index, rows: Sequence[int]) -> list[int]:
 
 def _announce(plan: _Plan, index: Index) -> None:
     """Say what will go and why, in nodes, files and bytes."""
+    announce(plan.strays["foreign"])
     for reason, paths in plan.strays.items():
         _planned(reason, files=len(paths), nbytes=sum(map(tree_allocated, paths)))
     doomed = index.doomed()

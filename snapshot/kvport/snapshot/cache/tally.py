@@ -20,8 +20,10 @@ _KEPT: Final = (
         (ns, class, files, alloc, PRIMARY KEY (ns, class)) WITHOUT ROWID""",
     """INSERT INTO temp.node_tally
         SELECT ns, count(*), sum("end" - start) FROM node GROUP BY ns""",
+    # By row: in the order of an index of digests each row is a page somewhere else.
     """INSERT INTO temp.file_tally
-        SELECT ns, class, count(*), sum(alloc) FROM file GROUP BY ns, class""",
+        SELECT ns, class, count(*), sum(alloc) FROM file NOT INDEXED
+        GROUP BY ns, class""",
     """CREATE TEMP TRIGGER node_added AFTER INSERT ON main.node BEGIN
         INSERT INTO node_tally VALUES (new.ns, 1, new."end" - new.start)
         ON CONFLICT DO UPDATE SET nodes = nodes + 1, tokens = tokens + excluded.tokens;

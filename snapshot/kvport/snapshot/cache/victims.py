@@ -7,7 +7,8 @@ index: a plan draws the same nodes as a removal. The order, oldest first in each
 1. what has expired;
 2. state of incompatible namespaces;
 3. pointless rows: leaves that are no restore point, of layouts that need one;
-4. of namespaces that hold more than their quota;
+4. of namespaces that hold more than their quota, pointless rows first, and those that
+   become so on the way, even if that is more than is needed: nothing could use them;
 5. of all, but no namespace loses its protected share to another;
 6. of the namespace itself for which room is made; of all where the cap must hold.
 
@@ -15,6 +16,7 @@ Leased and pinned nodes never go. Leaves are read in pages, and namespaces merge
 they are read: it costs nothing how many there are.
 """
 
+import functools
 import heapq
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -22,27 +24,19 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from kvport.manifest.coverage import WindowCoverage
-from kvport.manifest.layout import BlobClass, StateLayout
+from kvport.manifest.layout import StateLayout
 from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.demand import Demand, Victim
 from kvport.snapshot.cache.index import ROOT_ROW, Index
 from kvport.snapshot.cache.leases import Leases
 from kvport.snapshot.cache.policies import Standing
 from kvport.snapshot.cache.records import RemovalReason
-from kvport.snapshot.cache.schema import class_number
+from kvport.snapshot.cache.restorable import is_restorable
 
 _PAGE: Final = 64
 _GLANCE: Final = 512
 """Leaves that are looked at in step 3 when a write waits."""
 _COLUMNS: Final = "SELECT used, n, ns, id, parent, at, expires, kinds FROM node"
-_STORED: Final = """
-SELECT start, "end", parent,
-    EXISTS (SELECT 1 FROM blob WHERE node = node.n AND class = ?),
-    EXISTS (SELECT 1 FROM blob WHERE node = node.n AND class = ?)
-FROM node WHERE n = ?"""
-_STATE: Final = class_number(BlobClass.STATE)
-_WINDOW: Final = class_number(BlobClass.WINDOW)
 _FILES: Final = """
 SELECT file.n, alloc, (SELECT count(*) FROM blob other WHERE other.file = file.n)
 FROM blob JOIN file ON file.n = blob.file WHERE blob.node = ?"""
@@ -81,6 +75,10 @@ def _by_use(leaf: _Leaf) -> tuple[int, int]:
 
 def _by_expiry(leaf: _Leaf) -> tuple[int, int]:
     return leaf.expires, leaf.n
+
+
+def _all_of(n: int, may_go: Callable[[_Leaf], bool], leaf: _Leaf) -> bool:
+    return leaf.ns == n and may_go(leaf)
 
 
 class Choice:
@@ -158,25 +156,40 @@ class Choice:
             step = (reason, enough(reason), may_go)
             yield from self._step(leaves, *step, order=order)
             self._over.append(step)
+        glance = math.inf if demand.thorough else _GLANCE
         for n in rows:
-            yield from self._over_quota(n, demand)
+            enough_of = self._within_quota(n, demand)
+            if n in layouts and not enough_of():
+                # All of them where nobody waits: what would be left is of no use.
+                enough_plain = bool if demand.thorough else enough_of
+                leaves = self._oldest([n], plain=glance)
+                # Others than the namespace's own are parents that one had before.
+                of_it = functools.partial(_all_of, n, pointless)
+                why = RemovalReason.POINTLESS
+                yield from self._step(leaves, why, enough_plain, of_it)
+            yield from self._of({n}, RemovalReason.QUOTA, enough_of)
         if demand.only is None:
             yield from self._unprotected()
             yield from self._of(demand.by, RemovalReason.EVICTED)
 
-    def _over_quota(self, n: int, demand: Demand) -> Iterator[Victim]:
+    def over_quota(self) -> dict[int, int]:
+        """Bytes that namespaces would still hold above their quotas, by row."""
+        return {
+            n: self._used[n] - one.quota
+            for n, one in self._standings.items()
+            if one.quota is not None and self._used[n] > one.quota
+        }
+
+    def _within_quota(self, n: int, demand: Demand) -> Callable[[], bool]:
+        """Whether enough of a namespace went for its quota."""
         if n == demand.only:
-            return self._of({n}, RemovalReason.QUOTA)
+            return lambda: self._missing <= 0
         quota = self._standings[n].quota
         always = RemovalReason.QUOTA in demand.always
-        return self._of(
-            {n},
-            RemovalReason.QUOTA,
-            lambda: (
-                quota is None
-                or self._used[n] <= quota
-                or (self._missing <= 0 and not always)
-            ),
+        return lambda: (
+            quota is None
+            or self._used[n] <= quota
+            or (self._missing <= 0 and not always)
         )
 
     def _of(
@@ -234,7 +247,7 @@ class Choice:
                 continue
             victim, parent = self._name(leaf, reason), self._expose(leaf)
             yield victim
-            while parent is not None and (why := self._earlier(parent)) is not None:
+            while parent is not None and (why := self._earlier(parent, reason)):
                 victim, parent = self._name(parent, why), self._expose(parent)
                 yield victim
             if parent is not None:
@@ -244,7 +257,7 @@ class Choice:
         pinned = leaf.n not in self._unpinned
         return self._leases.holds(leaf.ns, leaf.id, pinned=pinned)
 
-    def _earlier(self, leaf: _Leaf) -> RemovalReason | None:
+    def _earlier(self, leaf: _Leaf, step: RemovalReason) -> RemovalReason | None:
         """The reason by which a step that is over would name a new leaf.
 
         Else what goes would depend on where a removal is interrupted.
@@ -252,7 +265,8 @@ class Choice:
         if self._held(leaf):
             return None
         for reason, enough, may_go in self._over:
-            if not enough() and may_go(leaf):
+            rest = (reason, step) == (RemovalReason.POINTLESS, RemovalReason.QUOTA)
+            if (rest or not enough()) and may_go(leaf):
                 return reason
         return None
 
@@ -306,25 +320,7 @@ class Choice:
 
     def _pointless(self, leaf: _Leaf, layout: StateLayout) -> bool:
         """Whether nothing can be restored at a leaf's end."""
-        if leaf.kinds:
-            return False
-        need = WindowCoverage.of(layout)
-        n, point = leaf.n, 0
-        while n != ROOT_ROW:
-            found = self._index.all(_STORED, (_STATE, _WINDOW, n))
-            if not found:
-                return False
-            ((start, end, parent, state, window),) = found
-            if n == leaf.n:
-                point = end
-                if layout.has(BlobClass.STATE) and not state:
-                    return True
-            if not window and need.includes(start, end, point):
-                return True
-            if start <= point - need.window and not need.head:
-                return False
-            n = parent
-        return False
+        return not leaf.kinds and not is_restorable(self._index, leaf.n, layout)
 
     # Leaves, oldest first, read in pages.
 

@@ -117,6 +117,8 @@ class Recorder:
         elif self._waiting and self._waiting[-1].end == held:
             self._mark(live, kinds)
         self._store_decided()
+        # So far the request has used all that it restored and stored.
+        self.chain.use()
         tail, self._waiting = tuple(self._waiting), deque()
         return tail
 

@@ -3,7 +3,6 @@
 Models that mlx-lm cannot batch have the second lane only, where sequences queue.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -12,10 +11,9 @@ from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.mlx_private import Batch
 from kvport.snapshot.engine.models import Model
 from kvport.snapshot.engine.solo import Solo
-from kvport.snapshot.engine.steps import Live, Sampler, Step
+from kvport.snapshot.engine.steps import Live, NewSequence, Step
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.probe import make_caches
-from kvport.snapshot.state.untyped import Cache
 
 
 class Lanes:
@@ -53,36 +51,11 @@ class Lanes:
         solo = self._solo
         return solo is not None and (self._batch is None or solo.idle)
 
-    def insert(
-        self,
-        segments: Sequence[Sequence[int]],
-        *,
-        prefix: Sequence[int],
-        caches: list[Cache] | None,
-        max_tokens: int,
-        sampler: Sampler | None,
-        stops: Sequence[int],
-        drafted: bool = False,
-    ) -> int:
+    def insert(self, new: NewSequence, *, drafted: bool = False) -> int:
         """Queue a sequence: see `Batch.insert` and `Solo.insert`."""
         if self._batch is not None and not drafted:
-            return self._batch.insert(
-                segments,
-                prefix=prefix,
-                caches=caches,
-                max_tokens=max_tokens,
-                sampler=sampler,
-                stops=stops,
-            )
-        return self._alone.insert(
-            segments,
-            prefix=prefix,
-            caches=caches,
-            max_tokens=max_tokens,
-            sampler=sampler,
-            stops=stops,
-            drafted=drafted,
-        )
+            return self._batch.insert(new)
+        return self._alone.insert(new, drafted=drafted)
 
     def step(self) -> Step:
         """One step of either lane."""

@@ -9,7 +9,6 @@ caches of a sequence are and how many tokens they hold: all that capture needs.
 them here. It runs at every start: mlx-lm is pinned, but pins can be overridden.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -22,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from kvport.manifest.layout import BlobClass
 from kvport.snapshot.engine.sequence import SoloSequence
-from kvport.snapshot.engine.steps import Live, Sampler, Step, Token
+from kvport.snapshot.engine.steps import Live, NewSequence, Step, Token
 from kvport.snapshot.errors import EngineConformanceError
 from kvport.snapshot.state.probe import probe
 from kvport.snapshot.state.rows import take
@@ -38,7 +37,7 @@ class _Prefill:
     """A prompt on its way into the batch."""
 
     sequence: SoloSequence
-    segments: deque[Sequence[int]]
+    parts: deque[Sequence[int]]
     """What is left of it, without its last token."""
     enter: Callable[[list[Cache]], int]
     """Hand its caches to the generator; gives the uid there."""
@@ -61,32 +60,14 @@ class Batch:
         """The generator's uid of each sequence that is in it."""
         self._count = 0
 
-    def insert(
-        self,
-        segments: Sequence[Sequence[int]],
-        *,
-        prefix: Sequence[int],
-        caches: list[Cache] | None,
-        max_tokens: int,
-        sampler: Sampler | None,
-        stops: Sequence[int],
-    ) -> int:
+    def insert(self, new: NewSequence) -> int:
         """Queue a sequence.
-
-        Args:
-            segments: the rest of the prompt; prefill stops at the end of each, and
-                before the prompt's last token.
-            prefix: tokens that `caches` hold.
-            caches: restored caches, or None to begin at token 0.
-            max_tokens: tokens to generate at most.
-            sampler: log-probabilities to tokens; None is greedy.
-            stops: token ids that end the reply.
 
         Returns:
             The sequence's uid, above 0.
         """
-        prompt = [*prefix, *itertools.chain.from_iterable(segments)]
-        *before, last = segments
+        prompt, max_tokens, sampler = new.prompt, new.max_tokens, new.sampler
+        stops = [StopSequences([[stop] for stop in new.stops])]
 
         def enter(filled: list[Cache]) -> int:
             (uid,) = self._generator.insert_segments(
@@ -95,7 +76,7 @@ class Batch:
                 caches=[filled if len(prompt) > 1 else None],
                 all_tokens=[prompt[:-1]],
                 samplers=[sampler],
-                stop_sequences=[StopSequences([[stop] for stop in stops])],
+                stop_sequences=stops,
             )
             return int(uid)
 
@@ -103,12 +84,12 @@ class Batch:
         self._prefills[self._count] = _Prefill(
             sequence=SoloSequence(
                 self._model,
-                self._make_caches() if caches is None else caches,
-                prefix=prefix,
+                self._make_caches() if new.caches is None else new.caches,
+                prefix=new.prefix,
                 sampler=None,
                 drafting=None,
             ),
-            segments=deque(part for part in (*before, last[:-1]) if part),
+            parts=new.parts(),
             enter=enter,
         )
         return self._count
@@ -164,7 +145,7 @@ class Batch:
 
     def _enter(self) -> None:
         """Hand over what is prefilled; nothing here holds its caches any longer."""
-        for uid in [uid for uid, p in self._prefills.items() if not p.segments]:
+        for uid in [uid for uid, p in self._prefills.items() if not p.parts]:
             prefill = self._prefills.pop(uid)
             self._inner[uid] = prefill.enter(prefill.sequence.caches)
 
@@ -173,11 +154,8 @@ class Batch:
         if not self._prefills:
             return ()
         uid, prefill = next(iter(self._prefills.items()))
-        segment = prefill.segments.popleft()
-        if rest := segment[self._chunk :]:
-            prefill.segments.appendleft(rest)
         with mx.stream(self.stream):
-            prefill.sequence.prefill(segment[: self._chunk])
+            prefill.sequence.prefill(prefill.parts, self._chunk)
         return (uid,)
 
 
@@ -204,11 +182,7 @@ def conformance() -> None:
     uids = []
     for _ in range(2):
         segments = [prompt[:4], prompt[4:6], prompt[6:]]
-        uids.append(
-            batch.insert(
-                segments, prefix=[], caches=None, max_tokens=3, sampler=None, stops=[]
-            )
-        )
+        uids.append(batch.insert(NewSequence(segments=segments, max_tokens=3)))
     if batch.step().prefilled != (uids[0],) or _held(batch, uids[0]) != 4:
         raise EngineConformanceError("prefill does not stop at the end of a segment")
     counts = dict.fromkeys(uids, len(prompt))

@@ -161,8 +161,10 @@ class Restorer:
         """The stored path up to the tail, and the tail's rows and state from memory.
 
         Raises:
-            GoneError: its chain is broken, or the path was removed.
+            GoneError: its chain is broken, it has expired, or the path was removed.
         """
+        if not tail.chain.is_current:
+            raise GoneError("a reply's end has expired in memory")
         if tail.chain.broken is not None:
             raise GoneError("the rows before a reply's end were not stored")
         tip, layout = tail.chain.tip, self.namespace.layout
@@ -177,6 +179,7 @@ class Restorer:
             if not assembly.complete:
                 raise GoneError("rows before a reply's end were pruned")
             lease.check()
+            tail.chain.use()
             return Prepared(
                 restored=tail.position,
                 base=Base(end=tail.position, cold=False, origins=tail.origins),

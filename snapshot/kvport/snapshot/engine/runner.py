@@ -35,12 +35,12 @@ from kvport.snapshot.engine.restore import NOTHING, Prepared
 from kvport.snapshot.engine.running import Job
 from kvport.snapshot.engine.sampling import make_sampler
 from kvport.snapshot.engine.served import Left
-from kvport.snapshot.engine.steps import Live, Token
+from kvport.snapshot.engine.steps import Live, NewSequence, Token
 from kvport.snapshot.engine.stops import plan
 from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tails import Tail, Tails
 from kvport.snapshot.engine.tuning import Counts, Tuning
-from kvport.snapshot.errors import EngineFailureError, UnknownModelError
+from kvport.snapshot.errors import EngineFailureError, ModelUnloadedError
 
 log = structlog.get_logger(__name__)
 
@@ -132,7 +132,7 @@ class Runner:
     def add(self, job: Job) -> None:
         """Queue a request."""
         if self._leaving:
-            job.sink(Failed(UnknownModelError("the model has just been unloaded")))
+            job.sink(Failed(ModelUnloadedError("the model has just been unloaded")))
             return
         self._waiting.append(job)
 
@@ -294,15 +294,15 @@ class Runner:
                     fork=request.fork,
                     waiting=prepared.waiting,
                 )
-        job.uid = self._lanes.insert(
-            segments,
+        new = NewSequence(
+            segments=segments,
             prefix=request.tokens[:restored],
             caches=prepared.assembly.caches() if prepared.assembly else None,
             max_tokens=request.max_tokens,
             sampler=make_sampler(request.sampling),
             stops=() if request.ignore_eos else self.model.end_tokens,
-            drafted=self._drafts(request),
         )
+        job.uid = self._lanes.insert(new, drafted=self._drafts(request))
         self._active[job.uid] = job
         self._prefilling = job.uid
         self._count(job, restored)

@@ -27,6 +27,7 @@ import structlog
 from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import Numerics
 from kvport.manifest.tokens import BLOCK_SIZE
+from kvport.snapshot.engine.departed import Departed
 from kvport.snapshot.engine.drafting.source import open_drafting
 from kvport.snapshot.engine.local_identity import FileDigests, numerics
 from kvport.snapshot.engine.mlx_private import conformance
@@ -37,6 +38,7 @@ from kvport.snapshot.engine.runner import Runner
 from kvport.snapshot.engine.running import Job, Tap
 from kvport.snapshot.engine.served import Left, Served
 from kvport.snapshot.engine.store import Store
+from kvport.snapshot.engine.thread_end import join, shut_down
 from kvport.snapshot.engine.tuning import Counts, Tuning
 from kvport.snapshot.errors import (
     BadPromptError,
@@ -44,7 +46,6 @@ from kvport.snapshot.errors import (
     ModelUnloadedError,
     OverloadedError,
     PromptTooLargeError,
-    UnknownModelError,
 )
 
 T = TypeVar("T")
@@ -55,7 +56,6 @@ log = structlog.get_logger(__name__)
 class Ticket:
     """A submitted request."""
 
-    ident: str
     cancel: Callable[[], None]
     """End it; safe from any thread, and after its end."""
 
@@ -84,6 +84,7 @@ class Engine:
         self.tuning = tuning
         self._on_idle = on_idle
         self._leaving: list[_Leaving] = []
+        self.departed = Departed()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._runners: dict[str, Runner] = {}
         self._counts: dict[str, Counts] = {}
@@ -138,13 +139,12 @@ class Engine:
         self._runner(name).keep_alive = seconds
         self._inbox.put(_nothing)
 
-    def counts(self, name: str) -> Counts:
-        """What requests of this name asked, restored and computed since the start."""
-        return attrs.evolve(self._runner(name).counts)
-
     @property
-    def all_counts(self) -> Mapping[str, Counts]:
-        """The same by name, also of models that have gone: they never fall."""
+    def counts(self) -> Mapping[str, Counts]:
+        """What requests of each name asked, restored and computed since the start.
+
+        Also of models that have gone: they never fall.
+        """
         found = list(self._counts.items())
         return {name: attrs.evolve(counts) for name, counts in found}
 
@@ -258,21 +258,20 @@ class Engine:
             raise EngineStoppedError("the server is shutting down")
         self._inbox.put(lambda: runner.add(job))
         # Not bound to the runner: whoever keeps a ticket must not keep a model.
-        return Ticket(ident, lambda: self._inbox.put(lambda: self._cancel(ident)))
+        return Ticket(lambda: self._inbox.put(lambda: self._cancel(ident)))
 
     def close(self) -> None:
         """End running requests, keep what they captured, and stop the thread."""
         if not self._stopping:
             self._stopping = True
             self._inbox.put(_nothing)
-        self._thread.join()
-        self._workers.shutdown()
+        join(self._thread)
+        shut_down(self._workers)
 
     def _runner(self, name: str) -> Runner:
-        try:
-            return self._runners[name]
-        except KeyError:
-            raise UnknownModelError(f"no model is called {name!r} here") from None
+        if (runner := self._runners.get(name)) is None:
+            raise self.departed.refusal(name)
+        return runner
 
     def call(self, work: Callable[[], T]) -> T:
         """Run something in the engine's thread and wait for it.
@@ -345,6 +344,7 @@ class Engine:
 
     def _leave(self, name: str, left: Future[Left], error: KvportError | None) -> None:
         runner = self._runner(name)
+        self.departed.add(runner.model, runner.keep_alive, idle=runner.overdue)
         del self._runners[name]
         self._leaving.append(_Leaving(runner, left))
         runner.leave(None if error is None else Failed(error))

@@ -16,6 +16,7 @@ the reply. So the token there is the last of its step, no guess before it was re
 and the caches hold exactly the tokens up to it. In between, `hold` makes them do so.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -72,8 +73,17 @@ class SoloSequence:
         """Whether the prompt has been read to its end."""
         return self._logprobs is not None
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Evaluate a part of the prompt."""
+    def prefill(self, parts: deque[Sequence[int]], chunk: int) -> None:
+        """Evaluate one chunk of the prompt, at most to the first part's end.
+
+        Args:
+            parts: what is left to prefill; the chunk is taken off.
+            chunk: tokens that are evaluated at once.
+        """
+        part = parts.popleft()
+        if rest := part[chunk:]:
+            parts.appendleft(rest)
+        tokens = part[:chunk]
         self._model(mx.array([tokens]), cache=self.caches)
         mx.eval([cache.state for cache in self.caches])
         mx.clear_cache()  # as mlx-lm does: what a chunk needed would stay allocated

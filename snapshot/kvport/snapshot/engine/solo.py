@@ -17,15 +17,18 @@ from mlx_lm.generate import generation_stream
 
 from kvport.snapshot.engine.drafting.drafter import Drafting
 from kvport.snapshot.engine.sequence import SoloSequence
-from kvport.snapshot.engine.steps import Live, Sampler, Step, Token
+from kvport.snapshot.engine.steps import Live, NewSequence, Step, Token
 from kvport.snapshot.state.untyped import Cache, Model
 
 
 @attrs.define(eq=False)
 class _Queued:
     uid: int
-    segments: deque[Sequence[int]]
     sequence: SoloSequence
+    parts: deque[Sequence[int]]
+    """What is left to prefill."""
+    last: int
+    """The prompt's last token."""
     end: int
     """Tokens, prompt included, at which the reply ends at the latest."""
     stops: frozenset[int]
@@ -52,40 +55,32 @@ class Solo:
         self._queue: deque[_Queued] = deque()
         self._count = 0
 
-    def insert(
-        self,
-        segments: Sequence[Sequence[int]],
-        *,
-        prefix: Sequence[int],
-        caches: list[Cache] | None,
-        max_tokens: int,
-        sampler: Sampler | None,
-        stops: Sequence[int],
-        drafted: bool = True,
-    ) -> int:
-        """Queue a sequence: see `Batch.insert`; `drafted` if this one may be.
+    def insert(self, new: NewSequence, *, drafted: bool = True) -> int:
+        """Queue a sequence; `drafted` if this one may be.
+
+        Returns:
+            The sequence's uid, below 0.
 
         Raises:
             UnsupportedModelError: it is to be drafted, and the model has a cache of a
                 kind that cannot be stepped back.
         """
         self._count -= 1
-        *before, last = segments
-        parts = [*before, last[:-1], last[-1:]]
-        length = len(prefix) + sum(len(segment) for segment in segments)
+        prompt = new.prompt
         self._queue.append(
             _Queued(
                 uid=self._count,
-                segments=deque(part for part in parts if part),
                 sequence=SoloSequence(
                     self._model,
-                    self._make_caches() if caches is None else caches,
-                    prefix=prefix,
-                    sampler=sampler,
+                    self._make_caches() if new.caches is None else new.caches,
+                    prefix=new.prefix,
+                    sampler=new.sampler,
                     drafting=self._drafting if drafted else None,
                 ),
-                end=length + max_tokens,
-                stops=frozenset(stops),
+                parts=new.parts(),
+                last=prompt[-1],
+                end=len(prompt) + new.max_tokens,
+                stops=frozenset(new.stops),
             )
         )
         return self._count
@@ -105,10 +100,10 @@ class Solo:
             first = self._queue[0]
             if first.sequence.drawn:
                 return self._decode(first)
-            if len(first.segments) == 1 and len(first.segments[0]) == 1:
-                first.sequence.begin(first.segments.popleft()[0])
+            if not first.parts:
+                first.sequence.begin(first.last)
                 return Step((), ())
-            self._prefill(first)
+            first.sequence.prefill(first.parts, self._chunk)
             return Step((first.uid,), ())
 
     def live(self, uid: int, held: int | None = None) -> Live | None:
@@ -150,15 +145,6 @@ class Solo:
     def close(self) -> None:
         """Forget everything."""
         self._queue.clear()
-
-    def _prefill(self, queued: _Queued) -> None:
-        segment = queued.segments[0]
-        part, rest = segment[: self._chunk], segment[self._chunk :]
-        if rest:
-            queued.segments[0] = rest
-        else:
-            queued.segments.popleft()
-        queued.sequence.prefill(part)
 
     def _decode(self, queued: _Queued) -> Step:
         sequence, uid = queued.sequence, queued.uid

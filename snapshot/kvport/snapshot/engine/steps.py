@@ -1,5 +1,7 @@
-"""What lanes of sequences hand out: steps, tokens, and where live caches are."""
+"""What lanes take in, sequences, and hand out: steps, tokens, where live caches are."""
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -9,6 +11,38 @@ from kvport.snapshot.state.untyped import Cache
 
 Sampler = Callable[[mx.array], mx.array]
 """Log-probabilities, shape [1, vocabulary], to a token, shape [1]."""
+
+
+@attrs.frozen(kw_only=True)
+class NewSequence:
+    """A sequence to be run.
+
+    Attributes:
+        segments: the rest of the prompt, at least a token; prefill stops at the end of
+            each, and before the prompt's last token.
+        prefix: tokens that `caches` hold.
+        caches: restored caches, or None to begin at token 0.
+        max_tokens: tokens to generate at most.
+        sampler: log-probabilities to tokens; None is greedy.
+        stops: token ids that end the reply.
+    """
+
+    segments: Sequence[Sequence[int]]
+    prefix: Sequence[int] = ()
+    caches: list[Cache] | None = None
+    max_tokens: int
+    sampler: Sampler | None = None
+    stops: Sequence[int] = ()
+
+    @property
+    def prompt(self) -> list[int]:
+        """Its tokens, all of them."""
+        return [*self.prefix, *itertools.chain.from_iterable(self.segments)]
+
+    def parts(self) -> deque[Sequence[int]]:
+        """What is to be prefilled, cut where prefill stops: all but the last token."""
+        *before, last = self.segments
+        return deque(part for part in (*before, last[:-1]) if part)
 
 
 @attrs.frozen

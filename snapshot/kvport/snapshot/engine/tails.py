@@ -4,10 +4,11 @@ A reply's end is a restore point, and usually the next turn begins there within 
 and makes a point of its own: then only the rows are stored, with that turn. A template
 that drops the reply's reasoning makes the next turn begin at the fork instead: then the
 tail is never needed. So a `Tail` is stored when nothing came for a while, before an
-export, and at the end; until then it serves lookups from memory.
+export, and at the end; until then it serves lookups from memory. What has expired while
+it waited does neither: its life begins with its last use, as that of all that the
+request has stored.
 """
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -18,7 +19,9 @@ from kvport.manifest.layout import StateLayout
 from kvport.manifest.limits import GIB
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.snapshot.cache.cache import Chain
+from kvport.snapshot.cache.clock import boot_seconds
 from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.cache.stats import SkipReason
 from kvport.snapshot.engine.taken import Taken
 
 _BYTES: Final = GIB
@@ -74,9 +77,12 @@ class Tail:
         )
 
     def store(self, layout: StateLayout) -> None:
-        """Append everything to the chain, and end it."""
+        """Append everything to the chain, unless it has expired, and end it."""
         for taken in self.taken:
-            self.chain.append(taken.segment(layout))
+            if self.chain.is_over:
+                self.chain.lose(SkipReason.EXPIRED)
+            else:
+                self.chain.append(taken.segment(layout), late=True)
         self.chain.close()
 
     def drop(self) -> None:
@@ -87,15 +93,16 @@ class Tail:
 class Tails:
     """One model's tails; every call in the engine's thread."""
 
-    def __init__(self, idle: float) -> None:
-        """Store tails for which nothing comes in `idle` seconds."""
+    def __init__(self, idle: float, clock: Callable[[], float] = boot_seconds) -> None:
+        """Store tails for which nothing comes in `idle` seconds, sleep included."""
         self._idle: Final = idle
+        self._clock: Final = clock
         self._due: dict[Tail, float] = {}
-        """When each is to be stored, by the monotonic clock; oldest first."""
+        """When each is to be stored, by the boot clock; oldest first."""
 
     def add(self, tail: Tail) -> None:
         """Keep a tail; the oldest ones are stored if they are too many bytes."""
-        self._due[tail] = time.monotonic() + self._idle
+        self._due[tail] = self._clock() + self._idle
         while sum(tail.nbytes for tail in self._due) > _BYTES:
             self._store(next(iter(self._due)))
 
@@ -126,7 +133,7 @@ class Tails:
         Args:
             is_continued: whether a prompt that will supersede it is being computed.
         """
-        now = time.monotonic()
+        now = self._clock()
         for tail in [tail for tail, due in self._due.items() if due <= now]:
             if not is_continued(tail):
                 self._store(tail)
@@ -147,7 +154,7 @@ class Tails:
         """Seconds until one is due; None without any."""
         if not self._due:
             return None
-        return max(_LEAST_WAIT, min(self._due.values()) - time.monotonic())
+        return max(_LEAST_WAIT, min(self._due.values()) - self._clock())
 
     def _store(self, tail: Tail) -> None:
         del self._due[tail]

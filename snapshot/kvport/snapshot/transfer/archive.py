@@ -113,6 +113,7 @@ def _read_envelope(file: BinaryIO) -> bytes:
                     envelope += data
                 case EntryFinished():
                     return bytes(envelope)
+    reader.finish()
     raise ContainerError("the container ends too early")
 
 

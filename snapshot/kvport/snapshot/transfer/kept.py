@@ -4,7 +4,7 @@ Neither holds its state: an artifact whose path was removed since is *gone*, and
 one whose prefix cannot be restored to its end any more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final
 
@@ -13,6 +13,7 @@ import attrs
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.keys import PublicKey
 from kvport.manifest.nodes import NodeId
+from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.errors import (
     ArtifactGoneError,
     ArtifactUnknownError,
@@ -92,10 +93,12 @@ class Artifacts:
 
     def all(self) -> list[Known]:
         """All of them, newest first; none is stored while there is no cache."""
-        return [
-            Known(record, stored=self._is_stored(record))
-            for record in self._ledger.artifacts(self._scope)
-        ]
+        records = self._ledger.artifacts(self._scope)
+        try:
+            with self._volume.using() as cache:
+                return known(cache, self._ledger, records)
+        except CacheAbsentError:
+            return [Known(record, stored=False) for record in records]
 
     def nodes(self, artifact: ArtifactId) -> frozenset[NodeId]:
         """The path of an artifact, to restrict a lookup to.
@@ -114,20 +117,36 @@ class Artifacts:
                 return record
         raise ArtifactUnknownError("no artifact of this id is known here")
 
-    def _is_stored(self, record: ArtifactRecord) -> bool:
+    def _path(self, record: ArtifactRecord) -> frozenset[NodeId]:
+        with self._volume.using() as cache:
+            return _path(cache, self._ledger, record)
+
+
+def known(
+    cache: Cache, ledger: Ledger, records: Iterable[ArtifactRecord]
+) -> list[Known]:
+    """These artifacts, and whether their state is still stored.
+
+    Raises:
+        StorageError: the ledger or the index could not be read.
+    """
+
+    def is_stored(record: ArtifactRecord) -> bool:
         try:
-            self._path(record)
-        except (ArtifactGoneError, CacheAbsentError):
+            _path(cache, ledger, record)
+        except ArtifactGoneError:
             return False
         return True
 
-    def _path(self, record: ArtifactRecord) -> frozenset[NodeId]:
-        try:
-            namespace = self._ledger.namespace(record)
-            with self._volume.using() as cache:
-                path = cache.path(namespace, record.tip)
-        except GoneError as error:
-            raise ArtifactGoneError("the artifact's state was removed") from error
-        if not restorable(namespace.layout, path)[-1]:
-            raise ArtifactGoneError("the artifact's last point was removed")
-        return frozenset(one.id for one in path)
+    return [Known(record, stored=is_stored(record)) for record in records]
+
+
+def _path(cache: Cache, ledger: Ledger, record: ArtifactRecord) -> frozenset[NodeId]:
+    try:
+        namespace = ledger.namespace(record)
+        path = cache.path(namespace, record.tip)
+    except GoneError as error:
+        raise ArtifactGoneError("the artifact's state was removed") from error
+    if not restorable(namespace.layout, path)[-1]:
+        raise ArtifactGoneError("the artifact's last point was removed")
+    return frozenset(one.id for one in path)

@@ -6,6 +6,8 @@ Out: files below the cache's staging directory, for what is not stored yet.
 * The part of the path that is stored already is leased first, so that the room which
   is then reserved for the rest is not made by evicting it. Retention may have taken
   blobs from its nodes: these are staged again.
+* Nothing is written that the namespace's hourly budget does not leave; what was written
+  is counted then, whatever comes of it.
 * Nothing is written before its bytes are reserved.
 * `discard` undoes all of it, whatever was done so far.
 """
@@ -17,18 +19,22 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvport.manifest.digests import BlobDigest
+from kvport.manifest.layout import BlobClass
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
+from kvport.manifest.parts import Blob
+from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.manifest.verify import BlobEntry, VerifiedNode
-from kvport.snapshot.cache.account import NODE_BYTES, Reservation
+from kvport.snapshot.cache.account import NODE_BYTES, Reservation, whole_blocks
+from kvport.snapshot.cache.budget import Allowance
 from kvport.snapshot.cache.cache import Cache
-from kvport.snapshot.cache.files import flush, storage_io
+from kvport.snapshot.cache.files import storage_io
 from kvport.snapshot.cache.leases import LEASE_SECONDS, Lease
 from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.cache.regular import create, flush
 from kvport.snapshot.errors import GoneError
 
 _BUFFER_BYTES: Final = MIB
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Staging:
@@ -51,7 +57,8 @@ class Staging:
         self._namespace = namespace
         self._id = import_id
         self._directory = Path()
-        self._missing: dict[BlobDigest, int] = {}
+        self._missing: dict[BlobDigest, Blob] = {}
+        self._allowance: Allowance | None = None
         self._writing: tuple[BlobDigest, BinaryIO] | None = None
         self._lease: Lease | None = None
         self._undo = contextlib.ExitStack()
@@ -60,6 +67,7 @@ class Staging:
         """Lease what is stored of the path, and reserve room for the rest.
 
         Raises:
+            WriteBudgetError: as much may not be written now.
             CapacityError: the cap, or what is in use, leaves no room.
             StorageError: the volume refused.
         """
@@ -67,14 +75,23 @@ class Staging:
         stored = self._lease_stored()
         held = self._held(stored)
         self._missing = {
-            blob.digest: blob.size
+            blob.digest: blob
             for node in nodes
             for blob in node.blobs.values()
             if blob.digest not in held
         }
+        files = {
+            blob.digest: whole_blocks(blob.size + _trailer(node, blob))
+            for node in nodes
+            for blob in node.blobs.values()
+            if blob.digest in self._missing
+        }
+        self._allowance = self._cache.allow(self._namespace, sum(files.values()))
+        self._undo.callback(self._allowance.release)
         # With room for the rows: better refused now than after the last byte.
         self.reservation = self._cache.reserve(
-            sum(self._missing.values()) + (len(nodes) - stored) * NODE_BYTES,
+            sum(blob.size for blob in self._missing.values())
+            + (len(nodes) - stored) * NODE_BYTES,
             files=len(self._missing),
         )
         self._undo.callback(self.reservation.release)
@@ -95,7 +112,8 @@ class Staging:
         if entry.digest in self._missing:
             with storage_io():
                 path = self._directory / entry.digest.hex()
-                file = os.fdopen(os.open(path, _FLAGS, 0o600), "wb", _BUFFER_BYTES)
+                fd = create(self._directory.parent.parent, path)
+                file = os.fdopen(fd, "wb", _BUFFER_BYTES)
             self._writing = entry.digest, file
 
     def add(self, data: memoryview) -> None:
@@ -106,8 +124,12 @@ class Staging:
             StorageError: the volume refused.
         """
         if self._writing is not None:
+            digest, file = self._writing
             with storage_io():
-                self._writing[1].write(data)
+                file.write(data)
+            self._count(len(data))
+            blob_class = self._missing[digest].blob_class
+            self._cache.note_uploaded(self._namespace, blob_class, len(data))
 
     def end_blob(self) -> None:
         """The blob is right: write what is buffered of it.
@@ -121,6 +143,8 @@ class Staging:
             with storage_io():
                 file.close()
             self._writing = None
+            size = self._missing[digest].size
+            self._count(whole_blocks(size) - size)
             self.files[digest] = self._directory / digest.hex()
 
     def flush(self) -> None:
@@ -149,6 +173,11 @@ class Staging:
                 file.close()
         self._undo.close()
 
+    def _count(self, nbytes: int) -> None:
+        """Bytes were written, whatever comes of them."""
+        if self._allowance is not None:
+            self._allowance.spend(nbytes)
+
     def _lease_stored(self) -> int:
         """How many nodes are stored, from the root on; the last one is leased."""
         owner = f"import {self._id}"
@@ -174,3 +203,9 @@ class Staging:
             return frozenset()
         path = self._cache.path(self._namespace, self.nodes[stored - 1].id)
         return frozenset(ref.digest for node in path for ref in node.blobs)
+
+
+def _trailer(node: VerifiedNode, blob: Blob) -> int:
+    """Bytes that follow a blob in its file, once it is admitted."""
+    rows = node.end - node.start
+    return rows * TOKEN_SIZE if blob.blob_class is BlobClass.KV else 0

@@ -24,10 +24,10 @@ from kvport.snapshot.errors import (
     DiskFullError,
     EngineStoppedError,
     GoneError,
-    NotRestorableError,
     QuotaError,
     StorageError,
     TierError,
+    WriteBudgetError,
 )
 
 _ERRORS: Final[dict[SkipReason, type[KvportError]]] = {
@@ -41,7 +41,7 @@ _ERRORS: Final[dict[SkipReason, type[KvportError]]] = {
 _FORBIDDEN: Final[dict[SkipReason, type[KvportError]]] = {
     SkipReason.QUOTA: QuotaError,
     SkipReason.TIER: TierError,
-    SkipReason.WRITE_BUDGET: NotRestorableError,
+    SkipReason.WRITE_BUDGET: WriteBudgetError,
 }
 """By what is set of the namespace; raised if there is no whole node to end with."""
 
@@ -74,13 +74,15 @@ def lease_whole_path(
         DiskFullError: likewise.
         TierError: it may not be stored, and there is no whole node.
         QuotaError: likewise.
-        NotRestorableError: likewise.
+        WriteBudgetError: likewise.
         StorageError: the volume failed.
     """
     last = match.nodes[-1]
     if last.end == match.position:
         return cache.lease(namespace, last.id, owner)
-    chain = cache.chain(namespace, last.parent, owner)
+    # The same rows once more: they live no longer than those that there are.
+    ttl = cache.ttl(namespace, last.id)
+    chain = cache.chain(namespace, last.parent, owner, ttl=ttl)
     try:
         chain.append(_cut(cache, namespace, tokens, match, provenance))
         cache.flush()

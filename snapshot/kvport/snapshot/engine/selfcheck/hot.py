@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.snapshot.engine.lanes import Lanes
 from kvport.snapshot.engine.models import Model
-from kvport.snapshot.engine.steps import Live
+from kvport.snapshot.engine.steps import Live, NewSequence
 from kvport.snapshot.engine.stops import plan
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.state.kinds import rebuild
@@ -65,14 +65,13 @@ def continue_hot(
         len(prompt), layout=layout, chunk=tuning.chunk, stride=tuning.stride, fork=None
     )
     lanes = Lanes(model, tuning.chunk, tuning.kv_form, None)
-    lanes.insert(
-        way.segments(prompt, at),
+    new = NewSequence(
+        segments=way.segments(prompt, at),
         prefix=prompt[:at],
         caches=rebuild(layout, arrays, at),
         max_tokens=steps + 1,
-        sampler=None,
-        stops=(),
     )
+    lanes.insert(new)
     rows: list[Any] = []
     while len(rows) <= steps:
         rows += [np.array(t.logprobs.astype(mx.float32)) for t in lanes.step().tokens]

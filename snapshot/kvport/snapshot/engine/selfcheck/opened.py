@@ -11,7 +11,7 @@ import numpy as np
 
 from kvport.manifest.identity import KeyId
 from kvport.manifest.layout import StateLayout
-from kvport.snapshot.cache.cache import Cache
+from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model
 from kvport.snapshot.engine.requests import (
@@ -88,12 +88,7 @@ class Opened:
 
     def __init__(self, place: Place, tuning: Tuning) -> None:
         self.place = place
-        self._cache = Cache.open(
-            place.work / "cache",
-            cap_bytes=None,
-            on_removed=lambda _: None,
-            free_floor=0,
-        )
+        self._cache = Cache.open(Opening(root=place.work / "cache", free_floor=0))
         self._engine = Engine(tuning)
         try:
             files = FileDigests(place.work / "digests.json")
