@@ -561,6 +561,7 @@ def test_a_server_that_stops_ends_its_scrub(serving, models):
         ("POST", "plan", {"cap_bytes": -1}),
         ("POST", "plan", {"quotas": {"llama": "1"}}),
         ("POST", "gc", {"dry_run": True}),
+        ("POST", "purge", {"keys": []}),
         ("POST", "clear", {"kind": "rows"}),
         ("POST", "clear", {"older_than": 0}),
         ("POST", "clear", {"artifact": "../../etc"}),
@@ -588,6 +589,7 @@ def test_the_schema_describes_every_order(origin):
         "plan": {"post"},
         "gc": {"post"},
         "clear": {"post"},
+        "purge": {"post"},
         "pins": {"get"},
         "pins/release": {"post"},
         "scrub": {"get", "post", "delete"},
@@ -601,7 +603,8 @@ def test_the_schema_describes_every_order(origin):
 def test_orders_want_the_key(origin):
     for path in ("namespaces", "pins", "scrub"):
         assert httpx.get(f"{origin.url}/api/cache/{path}").status_code == 401
-    assert httpx.post(f"{origin.url}/api/cache/clear").status_code == 401
+    for path in ("clear", "purge"):
+        assert httpx.post(f"{origin.url}/api/cache/{path}").status_code == 401
 
 
 # Unloading.

@@ -19,6 +19,7 @@ PROTECTED = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("GET", "/schema"),
+    ("GET", "/schemas/v1/manifest.schema.json"),
     ("GET", "/"),
     ("GET", "/no/such/address"),
 ]

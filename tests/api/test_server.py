@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -160,6 +161,20 @@ def test_every_reference_in_the_schema_leads_somewhere(origin: Running):
             place = place[part]
 
 
+def test_published_schemas_are_those_of_the_checkout(origin: Running):
+    files = sorted((Path(__file__).parents[2] / "schemas").glob("v1/*.json"))
+    assert files
+    with origin.http() as http:
+        for path in files:
+            answer = http.get(f"/schemas/v1/{path.name}")
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == "application/schema+json"
+            assert answer.content == path.read_bytes()
+        for name in ("v2/manifest.schema.json", "v1/none", "v1/..%2fv1", "v1"):
+            answer = http.get(f"/schemas/{name}")
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
 def test_the_schema_has_every_address(origin: Running):
     with origin.http() as http:
         paths = http.get("/schema").json()["paths"]
@@ -175,10 +190,12 @@ def test_the_schema_has_every_address(origin: Running):
         "/api/cache/pins/release": ["post"],
         "/api/cache/plan": ["post"],
         "/api/cache/probe": ["post"],
+        "/api/cache/purge": ["post"],
         "/api/cache/scrub": ["delete", "get", "post"],
         "/api/cache/stats": ["get"],
         "/healthz": ["get"],
         "/metrics": ["get"],
+        "/schemas/{version}/{name}": ["get"],
         "/v1/chat/completions": ["post"],
         "/v1/completions": ["post"],
         "/v1/models": ["get"],

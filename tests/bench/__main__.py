@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("transfer", "engine", "scale")
+NAMES = ("transfer", "engine", "scale", "verification")
 
 
 def main() -> None:

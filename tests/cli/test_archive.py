@@ -37,7 +37,7 @@ def file(tmp_path):
 @pytest.fixture
 def trusting(cli):
     """A command line whose home trusts the artifact's signer."""
-    cli.run("trust", "add", KEY.public.raw.hex(), "--name", "mac-a")
+    cli.run("trust", "add", "--yes", KEY.public.raw.hex(), "--name", "mac-a")
     return cli
 
 
@@ -225,5 +225,5 @@ def test_a_reader_that_has_enough_ends_it_without_a_word(trusting, file):
 
 def _container(artifact: ManifestBuilder) -> bytes:
     """The builder verifies what it packs, so it must be the audience itself."""
-    envelope = artifact.sealed()
+    envelope = artifact.signed()
     return attrs.evolve(artifact, audience=()).container(envelope)

@@ -31,7 +31,7 @@ def prompt() -> str:
 def pair(server, other_server):
     """The two servers, of which the second trusts the first."""
     key = server.json("keys", "show")["public_key"]
-    other_server.json("trust", "add", key, "--name", "first server")
+    other_server.json("trust", "add", "--yes", key, "--name", "first server")
     yield server, other_server
     other_server.run("trust", "remove", server.json("keys", "show")["key_id"])
 
@@ -190,6 +190,94 @@ def test_a_compressed_export_is_inspected_verified_and_imported(pair, prompt, tm
     assert imported["restored_tokens"] == exported["restorable_tokens"]
 
 
+def test_a_sealed_export_is_opened_by_the_machine_it_is_for(pair, prompt, tmp_path):
+    server, other = pair
+    server.json("complete", prompt, *ROOM)
+    file = tmp_path / "sealed.kvport"
+    recipient = other.json("keys", "recipient")
+    key = other.run("keys", "recipient", "--public-key").stdout.strip()
+    assert key == recipient["public_key"]
+    exported = server.json("export", prompt, "--to", key, "-o", str(file))
+    assert exported["size_bytes"] == file.stat().st_size
+
+    # Everyone sees whose it is and whom it is for; what is inside, only they do.
+    facts = other.json("inspect", str(file))
+    assert facts["sealed"]
+    assert facts["complete"]
+    assert facts["recipients"] == [recipient["key_id"]]
+    outside = server.json("verify", str(file))
+    assert outside["sealed"]
+    assert "sealed for others" in server.run("verify", str(file)).stderr
+    inside = other.json("verify", str(file))
+    assert not inside["sealed"]
+    assert inside["tokens"] == exported["restorable_tokens"]
+    assert inside["artifact_id"] == outside["artifact_id"] == exported["artifact_id"]
+
+    imported = other.json("import", str(file), "--model", "first")
+    assert imported["restored_tokens"] == exported["restorable_tokens"]
+    assert server.refusal("import", str(file)) == "wrong_recipient"
+
+
+def test_inspect_says_how_a_file_fits_here(
+    server, other_server, prompt, tmp_path, model_dir
+):
+    server.json("complete", prompt, *ROOM)
+    file = tmp_path / "prefix.kvport"
+    server.json("export", prompt, "-o", str(file))
+    assert server.json("inspect", str(file))["here"] == {
+        "believed": True, "code": "", "reason": "", "readable": True,
+        "mismatched_fields": {"llama": []},
+    }  # fmt: skip
+    there = other_server.json("inspect", str(file))["here"]
+    assert (there["believed"], there["code"]) == (False, "untrusted_key")
+    assert there["mismatched_fields"] == {"first": [], "second": []}
+    shown = other_server.run("inspect", str(file)).stdout
+    assert "refused: the signer" in shown
+    assert "fits" in shown
+    nobody = Cli(tmp_path / "nobody")
+    assert nobody.json("inspect", str(file))["here"] is None
+
+
+def test_parts_of_a_file_are_computed_again(server, prompt, tmp_path, model_dir):
+    server.json("complete", prompt, *ROOM)
+    file = tmp_path / "prefix.kvport"
+    exported = server.json("export", prompt, "-o", str(file))
+    command = ("selfcheck", "--artifact", str(file), "--model")
+    proof = server.json(*command, str(model_dir("llama")), "--accept")
+    assert proof["passed"]
+    assert not proof["accepted"]
+    assert proof["tokens"] == exported["restorable_tokens"]
+    assert proof["parts"][-1]["end"] == proof["tokens"]
+    shown = server.run(*command, str(model_dir("llama")), "--accept")
+    assert "passed" in shown.stdout
+    assert "nothing to accept" in shown.stderr
+    other = server.refusal(*command, str(model_dir("qwen3_5")))
+    assert other == "binding_mismatch"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--accept", "--model", "x"],
+        ["--artifact", "FILE"],
+        ["--artifact", "FILE", "--model", "x", "--chunk", "256"],
+        ["--artifact", "FILE", "--all-architectures"],
+    ],
+)
+def test_a_file_is_computed_again_with_a_model_only(cli, options, tmp_path):
+    (tmp_path / "FILE").touch()
+    named = [str(tmp_path / one) if one == "FILE" else one for one in options]
+    assert cli.run("selfcheck", *named).exit_code == 2
+
+
+@pytest.mark.parametrize("key", ["", "ab", "0" * 64, "ed25519:" + "0" * 64])
+def test_an_export_is_sealed_for_keys_only(cli, key, tmp_path):
+    options = ("-o", str(tmp_path / "x"), "--to", key)
+    result = cli.run("export", "Hi", *options)
+    assert result.exit_code == 2
+    assert "kvport keys recipient" in result.stderr
+
+
 def test_export_to_standard_output_is_imported_from_standard_input(pair, prompt):
     server, other = pair
     server.run("complete", prompt, *ROOM)
@@ -212,7 +300,7 @@ def test_trust_counts_from_the_next_import_on(server, other_server, prompt, tmp_
     importing = ["import", str(file), "--model", "first"]
     assert other_server.refusal(*importing) == "untrusted_key"
     shown = server.json("keys", "show")
-    other_server.json("trust", "add", shown["public_key"], "--name", "server")
+    other_server.json("trust", "add", "--yes", shown["public_key"], "--name", "server")
     other_server.json(*importing)
     other_server.json("trust", "remove", shown["key_id"])
     assert other_server.refusal(*importing) == "untrusted_key"

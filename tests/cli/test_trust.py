@@ -78,12 +78,12 @@ def test_the_public_key_alone_is_what_trust_add_takes(cli, tmp_path):
     key = cli.run("keys", "show", "--public-key").stdout
     assert key == cli.json("keys", "show")["public_key"] + "\n"
     elsewhere = type(cli)(tmp_path / "elsewhere")
-    added = elsewhere.json("trust", "add", key, "--name", "here")
+    added = elsewhere.json("trust", "add", "--yes", key, "--name", "here")
     assert added["fingerprint"] == cli.json("keys", "show")["fingerprint"]
 
 
 def test_the_table_of_trusted_keys_fits_a_terminal(cli, other):
-    cli.run("trust", "add", other, "--name", "bob")
+    cli.run("trust", "add", "--yes", other, "--name", "bob")
     assert all(len(line) <= 80 for line in cli.run("trust", "list").stdout.splitlines())
 
 
@@ -91,7 +91,13 @@ def test_the_table_of_trusted_keys_fits_a_terminal(cli, other):
 def test_trust_add_of_what_names_a_key_says_what_is_wanted(cli, field):
     cli.run("keys", "init")
     result = cli.run(
-        "trust", "add", cli.json("keys", "show")[field], "--name", "b", "--json"
+        "trust",
+        "add",
+        "--yes",
+        cli.json("keys", "show")[field],
+        "--name",
+        "b",
+        "--json",
     )
     assert result.exit_code == 2
     said = json.loads(result.stdout)["detail"]
@@ -102,7 +108,7 @@ def test_trust_add_of_what_names_a_key_says_what_is_wanted(cli, field):
 
 @pytest.mark.parametrize("form", ["key_id", "fingerprint", "unspaced", "name"])
 def test_trust_remove_takes_whatever_names_the_key(cli, other, form):
-    added = cli.json("trust", "add", other, "--name", "bob")
+    added = cli.json("trust", "add", "--yes", other, "--name", "bob")
     added["unspaced"] = added["fingerprint"].replace(" ", "").upper()
     removed = cli.json("trust", "remove", added[form])
     assert removed == {"key_id": added["key_id"]}
@@ -110,16 +116,16 @@ def test_trust_remove_takes_whatever_names_the_key(cli, other, form):
 
 
 def test_trust_remove_of_a_name_that_two_keys_have_is_refused(cli, other):
-    cli.run("trust", "add", other, "--name", "bob")
+    cli.run("trust", "add", "--yes", other, "--name", "bob")
     another = SigningKey.generate().public.raw.hex()
-    cli.run("trust", "add", another, "--name", "bob")
+    cli.run("trust", "add", "--yes", another, "--name", "bob")
     assert cli.refusal("trust", "remove", "bob") == "not_listed"
     assert len(cli.json("trust", "list")["trust"]) == 3
 
 
 def test_trust_add_is_seen_until_removed(cli, other):
     cli.run("keys", "init")
-    added = cli.json("trust", "add", other, "--name", "bob")
+    added = cli.json("trust", "add", "--yes", other, "--name", "bob")
     assert trusted(cli).keys() == {"this node", "bob"}
     assert trusted(cli)["bob"] == added
     assert "bob" in cli.run("trust", "list").stdout
@@ -129,7 +135,7 @@ def test_trust_add_is_seen_until_removed(cli, other):
 
 def test_trust_add_restricts_scopes_models_and_time(cli, other):
     options = ["--scope", "team", "--scope", "a", "--model", "m", "--expires"]
-    cli.json("trust", "add", other, "--name", "bob", *options, "2190-01-31")
+    cli.json("trust", "add", "--yes", other, "--name", "bob", *options, "2190-01-31")
     entry = trusted(cli)["bob"]
     assert entry["scopes"] == ["a", "team"]
     assert entry["models"] == ["m"]
@@ -137,8 +143,8 @@ def test_trust_add_restricts_scopes_models_and_time(cli, other):
 
 
 def test_trust_add_of_the_same_key_replaces_its_entry(cli, other):
-    cli.run("trust", "add", other, "--name", "bob")
-    cli.run("trust", "add", other.upper(), "--name", "robert")
+    cli.run("trust", "add", "--yes", other, "--name", "bob")
+    cli.run("trust", "add", "--yes", other.upper(), "--name", "robert")
     assert "bob" not in trusted(cli)
     assert trusted(cli)["robert"]["public_key"] == other
 
@@ -159,7 +165,7 @@ def test_trust_add_of_the_same_key_replaces_its_entry(cli, other):
 def test_trust_add_of_what_is_no_entry_is_wrong_usage(cli, args, hint):
     cli.run("keys", "init")
     before = (cli.home / "trust.json").read_bytes()
-    result = cli.run("trust", "add", *args, "--json")
+    result = cli.run("trust", "add", "--yes", *args, "--json")
     assert result.exit_code == 2
     assert hint in json.loads(result.stdout)["detail"]
     assert (cli.home / "trust.json").read_bytes() == before
@@ -167,7 +173,7 @@ def test_trust_add_of_what_is_no_entry_is_wrong_usage(cli, args, hint):
 
 def test_trust_add_of_a_weak_key_is_refused(cli):
     weak = "01" + "00" * 31
-    assert cli.refusal("trust", "add", weak, "--name", "bob") == "weak_key"
+    assert cli.refusal("trust", "add", "--yes", weak, "--name", "bob") == "weak_key"
 
 
 def test_trust_remove_of_an_unknown_key_is_refused(cli):
@@ -181,7 +187,7 @@ def test_concurrent_trust_add_loses_no_entry(cli):
     adding = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "kvport.api", "trust", "add"),
+                *(sys.executable, "-m", "kvport.api", "trust", "add", "--yes"),
                 SigningKey.generate().public.raw.hex(),
                 *("--name", f"n{n}", "--home", str(cli.home)),
             ],

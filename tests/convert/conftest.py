@@ -21,12 +21,13 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.utils import load_model
 
-from kvport.snapshot.convert import Converter
+from kvport.snapshot.convert import unwrap, wrap
 from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.prompts import Prompt
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.probe import make_caches
 from kvport.snapshot.state.prompt_cache_writer import Form
+from kvport.snapshot.workbench import Workbench
 
 CHUNK = 100
 
@@ -82,7 +83,7 @@ def save_older(path: Path, caches) -> None:
 
 
 class Bench:
-    """One model, in plain mlx-lm and in a converter."""
+    """One model, in plain mlx-lm and on a workbench."""
 
     def __init__(
         self, directory: Path, work: Path, home: Path, kv_form: KvForm | None
@@ -117,23 +118,23 @@ class Bench:
         return mx.stack(rows)
 
     @contextlib.contextmanager
-    def converter(self, **options):
+    def workbench(self, **options):
         work = Path(tempfile.mkdtemp(dir=self.work))
         source = str(self.directory)
         options = {"home": self.home, "kv_form": self.kv_form, **options}
-        with Converter.open(source, work=work, **options) as opened:
+        with Workbench.open(source, work=work, **options) as opened:
             yield opened
 
     def wrap(self, path: Path, prompt, **options) -> bytes:
         to = io.BytesIO()
-        with path.open("rb") as file, self.converter(**options) as converter:
-            self.done = converter.wrap(file, Prompt(tokens=prompt), to)
+        with path.open("rb") as file, self.workbench(**options) as opened:
+            self.done = wrap(opened, file, Prompt(tokens=prompt), to)
         return to.getvalue()
 
     def unwrap(self, artifact: bytes, form=Form.NEWER, **options) -> Path:
         path = self.new("safetensors")
-        with path.open("wb") as to, self.converter(**options) as converter:
-            self.done = converter.unwrap(io.BytesIO(artifact), form, to)
+        with path.open("wb") as to, self.workbench(**options) as opened:
+            self.done = unwrap(opened, io.BytesIO(artifact), form, to)
         return path
 
     def load(self, path: Path):

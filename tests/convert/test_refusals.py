@@ -309,9 +309,9 @@ def test_an_artifact_is_refused_as_an_import_refuses_it(bench, tmp_path):
 
 
 def test_without_a_key_or_a_fitting_model_nothing_begins(bench, tmp_path):
-    with pytest.raises(KeyFileError), bench().converter(home=tmp_path / "none"):
+    with pytest.raises(KeyFileError), bench().workbench(home=tmp_path / "none"):
         pass
-    with pytest.raises(UnsupportedModelError), bench("mamba2", Limit(48)).converter():
+    with pytest.raises(UnsupportedModelError), bench("mamba2", Limit(48)).workbench():
         pass
 
 

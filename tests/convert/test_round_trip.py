@@ -104,7 +104,7 @@ def test_a_file_survives_the_way_to_an_artifact_and_back(bench, form, case):
     else:
         back = b.unwrap(artifact)
     loaded = b.load(back)
-    with b.converter() as converter:
+    with b.workbench() as converter:
         layout = converter.model.layout
     assert same(canonical(layout, loaded, length), canonical(layout, caches, length))
     # A chunk begins in temporal order: from there on nothing differs at all.

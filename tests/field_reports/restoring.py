@@ -4,6 +4,7 @@ import contextlib
 from datetime import UTC, datetime
 
 from kvport.manifest.keys import SigningKey
+from kvport.manifest.recipients import RecipientKey
 from kvport.manifest.tokens import encode_tokens
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.snapshot.state.blobs import Assembly
@@ -60,6 +61,7 @@ def carry(here, there, tokens, directory) -> ImportResult:
             models=[LocalModel("m", digest, there.namespace)],
             trust=lambda: trust,
             local=there.local,
+            recipient=RecipientKey.generate,
             now=lambda: NOW,
         )
         running.feed(data)

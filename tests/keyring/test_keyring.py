@@ -13,7 +13,14 @@ from kvport.snapshot.errors import KeyFileError
 from kvport.snapshot.keyring import Keyring, _read
 from tests.manifest.builder import NOW
 
-NAMES = ["keys/signing.key", "keys/api.key", "keys/cache.key", "trust.json"]
+NAMES = [
+    "keys/signing.key",
+    "keys/api.key",
+    "keys/cache.key",
+    "keys/recipient.key",
+    "keys/sealing.key",
+    "trust.json",
+]
 OTHER = TrustEntry(public_key=SigningKey.generate().public, name="mac-b")
 
 
@@ -35,6 +42,8 @@ def use(keyring, name):
         keyring.signing_key,
         keyring.api_key,
         keyring.cache_mac_key,
+        keyring.recipient_key,
+        keyring.sealing_secret,
         keyring.load_trust,
     ]
     return dict(zip(NAMES, readers, strict=True))[name]()
@@ -58,7 +67,8 @@ def test_files_and_directories_are_private_whatever_the_umask(home):
         str(path.relative_to(home)): stat.S_IMODE(path.stat().st_mode)
         for path in home.rglob("*")
     }
-    assert found == {"keys": 0o700, **dict.fromkeys(NAMES, 0o600)}
+    files = {*NAMES, "keys/recipient.key", "keys/sealing.key"}
+    assert found == {"keys": 0o700, **dict.fromkeys(files, 0o600)}
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
@@ -74,6 +84,8 @@ def test_homes_have_different_keys(keyring, tmp_path):
     assert other.api_key() != keyring.api_key()
     assert other.cache_mac_key() != keyring.cache_mac_key()
     assert other.signing_key().public != keyring.signing_key().public
+    assert other.recipient_key().public != keyring.recipient_key().public
+    assert other.sealing_secret() != keyring.sealing_secret()
 
 
 def test_the_api_key_has_32_random_bytes_that_fit_a_header(keyring):
@@ -182,7 +194,7 @@ def test_a_damaged_file_is_refused(keyring, home, name, data):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), list(zip(NAMES, [129, 129, 129, MIB + 1], strict=True))
+    ("name", "size"), list(zip(NAMES, [*[129] * 5, MIB + 1], strict=True))
 )
 def test_a_file_that_is_too_long_is_refused(keyring, home, name, size):
     (home / name).write_bytes(b"0" * size)

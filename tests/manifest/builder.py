@@ -7,9 +7,10 @@ from typing import Any
 import attrs
 from blake3 import blake3
 
+from kvport.manifest.blob_layout import BlobLayout
 from kvport.manifest.canonical import canonical_dumps
 from kvport.manifest.digests import BlobDigest, blob_digest, format_digest
-from kvport.manifest.envelope import seal
+from kvport.manifest.envelope import sign_payload
 from kvport.manifest.identity import (
     Lineage,
     Numerics,
@@ -20,24 +21,27 @@ from kvport.manifest.identity import (
 from kvport.manifest.keys import SigningKey
 from kvport.manifest.layout import (
     BlobClass,
-    BlobLayout,
     CacheKind,
     CacheLayout,
     LeafSpec,
     StateLayout,
 )
-from kvport.manifest.model import Info, Issuer, Manifest
+from kvport.manifest.model import Info, Manifest, Session
 from kvport.manifest.parts import Blob, Point, Prefix, Segment
+from kvport.manifest.signed import Local
+from kvport.manifest.terms import Issuer, Terms
 from kvport.manifest.tokens import encode_tokens, prefix_keys
 from kvport.manifest.trust import TrustEntry, TrustList
 from kvport.manifest.ustar import TRAILER, blob_name, header, padding
-from kvport.manifest.verify import Local, VerifiedManifest, verify
+from kvport.manifest.verified import VerifiedManifest
+from kvport.manifest.verify import verify
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = SigningKey.from_bytes(bytes(range(32)))
 OTHER_KEY = SigningKey.from_bytes(bytes(range(32, 64)))
 TOKENIZER = BlobDigest(bytes(range(64, 96)))
 MODEL = "tiny"
+SESSION = Session("agent-7", 3)
 NUMERICS = Numerics("0.32.4", "cpu", "", "netlib", 1, 512, compile=True)
 
 KV = CacheLayout(
@@ -69,7 +73,7 @@ def identity_of(layout: StateLayout, model: str = "weights") -> StateIdentity:
 
 @attrs.frozen(kw_only=True)
 class ManifestBuilder:
-    """One artifact: change a field with `attrs.evolve`, its JSON with `sealed`.
+    """One artifact: change a field with `attrs.evolve`, its JSON with `signed`.
 
     Ten tokens in blocks of four; the block ends and `cuts` cut it into segments.
     """
@@ -90,6 +94,7 @@ class ManifestBuilder:
     audience: tuple[Any, ...] = ()
     created: datetime = NOW
     expires: datetime = NOW + timedelta(days=30)
+    session: Session = SESSION
 
     @property
     def identity(self) -> StateIdentity:
@@ -142,12 +147,15 @@ class ManifestBuilder:
             prefix=Prefix(len(self.tokens), keys[-1], blob_digest(data), len(data)),
             segments=segments,
             points=points,
-            scope=self.scope,
-            issuer=Issuer(self.key.public.key_id, self.name),
-            created=self.created,
-            expires=self.expires,
-            nonce="00112233445566778899aabbccddeeff",
-            audience=self.audience,
+            terms=Terms(
+                scope=self.scope,
+                issuer=Issuer(self.key.public.key_id, self.name),
+                created=self.created,
+                expires=self.expires,
+                nonce="00112233445566778899aabbccddeeff",
+                audience=self.audience,
+            ),
+            session=self.session,
             info=Info(host="mac-a.local", exporter="kvport 0.1.0"),
         )
 
@@ -157,10 +165,10 @@ class ManifestBuilder:
         return Provenance(lineage, NUMERICS, frozenset({self.key.public.key_id}))
 
     def payload(self) -> dict[str, Any]:
-        """The manifest's JSON, to be edited and given to `sealed`."""
+        """The manifest's JSON, to be edited and given to `signed`."""
         return self.manifest().to_json()
 
-    def sealed(
+    def signed(
         self,
         payload: Mapping[str, Any] | bytes | None = None,
         signers: Sequence[SigningKey] | None = None,
@@ -170,7 +178,7 @@ class ManifestBuilder:
             payload = self.payload()
         if not isinstance(payload, bytes):
             payload = canonical_dumps(payload)
-        return seal(payload, [self.key] if signers is None else signers)
+        return sign_payload(payload, [self.key] if signers is None else signers)
 
     def trust(self, **limits: Any) -> TrustList:
         """A list with the issuer's key, trusted within limits."""
@@ -187,11 +195,11 @@ class ManifestBuilder:
         """Verify, by default what is true, where it fits."""
         arguments: dict[str, Any] = {
             "trust": self.trust(),
-            "now": NOW,
+            "now": self.created,
             "local": self.local(),
             "own_key": None,
         }
-        data = self.sealed() if envelope is None else envelope
+        data = self.signed() if envelope is None else envelope
         return verify(data, **{**arguments, **other})
 
     def blobs(self) -> dict[BlobDigest, bytes]:
@@ -211,7 +219,7 @@ class ManifestBuilder:
 
     def container(self, envelope: bytes | None = None) -> bytes:
         """The whole file, around any envelope."""
-        data = self.sealed() if envelope is None else envelope
+        data = self.signed() if envelope is None else envelope
         named = {blob_name(digest): blob for digest, blob in self.blobs().items()}
         named |= {"envelope.json": data, "tokens": self.token_bytes}
         entries = [entry.name for entry in self.verified().entries()]

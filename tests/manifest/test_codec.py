@@ -6,6 +6,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvport.manifest.blob_layout import DTYPE_BYTES
 from kvport.manifest.codec import (
     PIECE_BYTES,
     WINDOW_LOG,
@@ -16,7 +17,6 @@ from kvport.manifest.codec import (
     unshuffle,
 )
 from kvport.manifest.layout import (
-    DTYPE_BYTES,
     BlobClass,
     CacheKind,
     CacheLayout,

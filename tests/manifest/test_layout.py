@@ -7,6 +7,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvport.manifest.blob_layout import DTYPE_BYTES, ROWS
 from kvport.manifest.errors import (
     ArithmeticMismatchError,
     FormatError,
@@ -15,8 +16,6 @@ from kvport.manifest.errors import (
 )
 from kvport.manifest.layout import (
     CLASS_OF_KIND,
-    DTYPE_BYTES,
-    ROWS,
     BlobClass,
     CacheKind,
     CacheLayout,

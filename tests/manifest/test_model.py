@@ -11,7 +11,7 @@ from kvport.manifest.errors import (
 )
 from kvport.manifest.identity import Lineage, Numerics, Provenance, StateIdentity
 from kvport.manifest.limits import POINTS, SEGMENTS, TOKENS
-from kvport.manifest.model import Manifest
+from kvport.manifest.model import Manifest, Session
 from tests.manifest.builder import (
     ALL,
     DENSE,
@@ -74,7 +74,7 @@ def test_the_fields_are_those_of_the_format():
     assert sorted(PAYLOAD) == [
         "artifact_kind", "audience", "block_size", "created", "expires", "format",
         "format_version", "identity", "info", "issuer", "nonce", "numerics", "origins",
-        "points", "prefix", "scope", "segments", "tokenizer",
+        "points", "prefix", "scope", "segments", "session", "tokenizer",
     ]  # fmt: skip
     assert sorted(PAYLOAD["segments"][0]) == [
         "blobs", "end", "key", "lineage", "numerics", "origins", "start",
@@ -282,3 +282,27 @@ def test_a_long_manifest_is_within_the_payload_limit():
     # The longest has 32 times the segments, of longer numbers.
     assert len(data) / 512 * SEGMENTS < 11 << 20
     assert canonical_dumps(strict_loads(data)) == data
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"id": "", "sequence": 1},
+        {"id": "work", "sequence": 0},
+        {"id": "work", "sequence": -1},
+        {"id": "a b", "sequence": 1},
+        {"id": "x" * 65, "sequence": 1},
+        {"id": "work"},
+        {"id": "work", "sequence": 1, "more": 1},
+        {"id": "work", "sequence": "1"},
+        "work",
+    ],
+)
+def test_a_session_has_a_label_and_a_sequence_or_neither(session):
+    with pytest.raises(FormatError):
+        Manifest.from_json({**PAYLOAD, "session": session})
+
+
+def test_an_artifact_may_be_of_no_session():
+    payload = {**PAYLOAD, "session": {"id": "", "sequence": 0}}
+    assert Manifest.from_json(payload).session == Session()

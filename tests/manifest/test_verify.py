@@ -15,6 +15,7 @@ from kvport.manifest.errors import (
     ExpiredError,
     FormatError,
     LimitExceededError,
+    RevokedKeyError,
     ScopeError,
     SignatureError,
     TokenMismatchError,
@@ -29,13 +30,13 @@ from kvport.manifest.layout import (
     LeafSpec,
     StateLayout,
 )
-from kvport.manifest.limits import CLOCK_SKEW_SECONDS, ENVELOPE_BYTES
+from kvport.manifest.limits import CLOCK_SKEW_SECONDS, ENVELOPE_BYTES, MIB
 from kvport.manifest.nodes import ROOT_NODE, node_id
 from kvport.manifest.parts import Blob
 from kvport.manifest.tokens import encode_tokens
-from kvport.manifest.trust import TrustEntry, TrustList
+from kvport.manifest.trust import Revocation, TrustEntry, TrustList
 from kvport.manifest.ustar import Entry
-from kvport.manifest.verify import BlobEntry, VerifiedManifest
+from kvport.manifest.verified import BlobEntry, VerifiedManifest
 from tests.manifest.builder import (
     ALL,
     DENSE,
@@ -49,6 +50,7 @@ from tests.manifest.builder import (
 )
 
 BUILDER = ManifestBuilder()
+REVOKED = Revocation(key_id=KEY.public.key_id, at=NOW)
 BOTH = TrustList.of(
     TrustEntry(public_key=key.public, name="") for key in (KEY, OTHER_KEY)
 )
@@ -59,7 +61,7 @@ def edited(change, builder=BUILDER):
     """The builder's payload after a change, signed again."""
     payload = copy.deepcopy(builder.payload())
     change(payload)
-    return builder.sealed(payload)
+    return builder.signed(payload)
 
 
 # What is true
@@ -71,7 +73,7 @@ def test_a_true_artifact_verifies(layout):
     verified = builder.verified()
     assert verified.manifest == builder.manifest()
     assert verified.payload == builder.manifest().encode()
-    assert verified.envelope == builder.sealed()
+    assert verified.envelope == builder.signed()
     assert verified.artifact_id == artifact_id(verified.payload)
     assert verified.size == len(builder.container())
 
@@ -93,7 +95,7 @@ def test_a_verified_manifest_comes_from_verify_only():
 def test_entries_are_in_the_order_of_the_container():
     manifest = BUILDER.manifest()
     envelope, tokens, *blobs = BUILDER.verified().entries()
-    assert envelope == Entry("envelope.json", len(BUILDER.sealed()))
+    assert envelope == Entry("envelope.json", len(BUILDER.signed()))
     assert tokens == Entry("tokens", 40)
     boundaries = [blob for point in manifest.points for blob in point.blobs]
     rows = [blob for segment in manifest.segments for blob in segment.blobs]
@@ -155,7 +157,7 @@ def test_bytes_that_are_no_envelope_are_refused():
 
 def test_another_payload_type_is_refused_although_it_is_signed():
     kind = "application/vnd.kvport.manifest.v2+json"
-    opened = open_envelope(BUILDER.sealed())
+    opened = open_envelope(BUILDER.signed())
     signature = Signature(KEY.public.key_id, KEY.sign(pae(kind, opened.payload)))
     other = attrs.evolve(opened, payload_type=kind, signatures=(signature,))
     with pytest.raises(UnsupportedVersionError):
@@ -163,7 +165,7 @@ def test_another_payload_type_is_refused_although_it_is_signed():
 
 
 def test_a_signature_over_another_payload_type_does_not_verify():
-    opened = open_envelope(BUILDER.sealed())
+    opened = open_envelope(BUILDER.signed())
     signature = Signature(KEY.public.key_id, KEY.sign(pae("text/x", opened.payload)))
     other = attrs.evolve(opened, signatures=(signature,))
     with pytest.raises(SignatureError):
@@ -180,18 +182,37 @@ def test_an_empty_trust_list_refuses_everything():
 
 def test_an_unknown_signer_is_refused():
     with pytest.raises(UntrustedKeyError):
-        BUILDER.verified(BUILDER.sealed(signers=[OTHER_KEY]))
+        BUILDER.verified(BUILDER.signed(signers=[OTHER_KEY]))
+
+
+def test_a_revoked_signer_is_refused_whether_it_is_listed_or_not():
+    for trust in (BUILDER.trust(), TrustList()):
+        with pytest.raises(RevokedKeyError) as refused:
+            BUILDER.verified(trust=trust.revoke([REVOKED]))
+        assert refused.value.code == "revoked_key"
+
+
+def test_state_that_came_from_a_revoked_key_is_refused():
+    payload = BUILDER.payload()
+    payload["origins"] = sorted([*payload["origins"], OTHER_KEY.public.key_id])
+    for part in (*payload["segments"], *payload["points"]):
+        part["origins"] = [0, 1]
+    data = BUILDER.signed(payload)
+    assert BUILDER.verified(data)
+    other = attrs.evolve(REVOKED, key_id=OTHER_KEY.public.key_id)
+    with pytest.raises(RevokedKeyError):
+        BUILDER.verified(data, trust=BUILDER.trust().revoke([other]))
 
 
 def test_an_unknown_signer_beside_a_known_one_is_refused():
-    data = BUILDER.sealed(signers=[KEY, OTHER_KEY])
+    data = BUILDER.signed(signers=[KEY, OTHER_KEY])
     assert BUILDER.verified(data, trust=BOTH)
     with pytest.raises(UntrustedKeyError):
         BUILDER.verified(data)
 
 
 def test_a_key_id_is_a_hint_only():
-    opened = open_envelope(BUILDER.sealed(signers=[OTHER_KEY]))
+    opened = open_envelope(BUILDER.signed(signers=[OTHER_KEY]))
     hinted = Signature(KEY.public.key_id, opened.signatures[0].value)
     other = attrs.evolve(opened, signatures=(hinted,))
     with pytest.raises(SignatureError):
@@ -199,7 +220,7 @@ def test_a_key_id_is_a_hint_only():
 
 
 def test_every_signature_must_verify():
-    opened = open_envelope(BUILDER.sealed(signers=[KEY, OTHER_KEY]))
+    opened = open_envelope(BUILDER.signed(signers=[KEY, OTHER_KEY]))
     for index in range(2):
         signatures = list(opened.signatures)
         signatures[index] = attrs.evolve(signatures[index], value=bytes(64))
@@ -219,7 +240,7 @@ def test_a_signer_without_the_role_export_is_refused():
 
 
 def test_nothing_is_parsed_before_the_signature_holds():
-    data = BUILDER.sealed(b"{not json", signers=[OTHER_KEY])
+    data = BUILDER.signed(b"{not json", signers=[OTHER_KEY])
     with pytest.raises(UntrustedKeyError):
         BUILDER.verified(data)
 
@@ -230,7 +251,7 @@ def test_nothing_is_parsed_before_the_signature_holds():
 def test_a_signed_payload_that_is_not_canonical_is_refused():
     payload = BUILDER.manifest().encode()
     with pytest.raises(FormatError):
-        BUILDER.verified(BUILDER.sealed(payload + b"\n"))
+        BUILDER.verified(BUILDER.signed(payload + b"\n"))
 
 
 def test_a_signed_payload_with_another_field_is_refused():
@@ -251,7 +272,7 @@ def test_another_version_is_refused(fields):
 
 
 def test_an_issuer_who_did_not_sign_is_refused():
-    data = BUILDER.sealed(signers=[OTHER_KEY])
+    data = BUILDER.signed(signers=[OTHER_KEY])
     with pytest.raises(SignatureError):
         BUILDER.verified(data, trust=BOTH)
 
@@ -553,12 +574,12 @@ def test_an_artifact_above_the_callers_limit_is_refused():
 
 
 class HugeBlobs(ManifestBuilder):
-    """Blobs of almost 1 GiB that are said to take 1000 bytes in the container."""
+    """Blobs of almost 1 GiB that are said to take 8 MiB in the container."""
 
     def _blob(self, blob_class, start, end):
         digest = blob_digest(f"{blob_class} {start}".encode())
         size = self._layout(blob_class, start, end).size
-        return Blob(blob_class, digest, size, Codec.SHUFFLE_ZSTD, 1000)
+        return Blob(blob_class, digest, size, Codec.SHUFFLE_ZSTD, 8 * MIB)
 
 
 def test_blobs_that_are_decoded_to_more_than_an_artifact_may_hold_are_refused():
@@ -568,9 +589,9 @@ def test_blobs_that_are_decoded_to_more_than_an_artifact_may_hold_are_refused():
         builder = HugeBlobs(
             layout=huge, tokens=tuple(range(count)), block_size=1, cuts=(), points={}
         )
-        envelope = builder.sealed()
+        envelope = builder.signed()
         if fits:
-            assert builder.verified(envelope).size < 1 << 20
+            assert builder.verified(envelope).size < 1 << 30
         else:
             with pytest.raises(LimitExceededError):
                 builder.verified(envelope)
@@ -678,4 +699,4 @@ def test_the_order_of_failures_is_that_of_the_steps():
     with pytest.raises(ArithmeticMismatchError):
         builder.verified(wrong, **at)
     with pytest.raises(LimitExceededError):
-        builder.verified(builder.sealed(), **at)
+        builder.verified(builder.signed(), **at)

@@ -5,6 +5,7 @@ contents, an installation, and the tests in `tests/packaging` run on what was in
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,34 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> None:
     environment = {**os.environ, **variables}
     environment.pop("PYTHONPATH", None)
     subprocess.run([*map(str, command)], cwd=cwd, check=True, env=environment)
+
+
+SMALL = (
+    # The format's libraries, and what they need.
+    "attrs", "blake3", "cffi", "cryptography", "pycparser",
+    # The command line's.
+    "click", "markdown-it-py", "mdurl", "platformdirs", "pygments", "rich",
+    "rich-click", "structlog", "typing-extensions",
+)  # fmt: skip
+
+
+def check_small(work: Path, wheel: Path) -> None:
+    """Files are inspected and verified without mlx and all the rest."""
+    lock, entry = [], False
+    for line in (ROOT / "requirements.lock").read_text().splitlines(keepends=True):
+        if not line.startswith((" ", "#")):
+            entry = re.split(r"[=<>!;\[ ]", line)[0] in SMALL
+        if entry:
+            lock.append(line)
+    (work / "small.lock").write_text("".join(lock))
+    small = work / "small"
+    venv.create(small, with_pip=True)
+    python = small / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    run(*pip, "--require-hashes", "-r", work / "small.lock")
+    run(*pip, "--no-deps", "--no-index", wheel)
+    test = ROOT / "tests" / "packaging" / "small.py"
+    run(python, "-I", test, ROOT, cwd=work)
 
 
 def main() -> None:
@@ -40,6 +69,7 @@ def main() -> None:
         run(*pip, "--no-deps", "--no-index", wheel)
         test = ROOT / "tests" / "packaging" / "installed.py"
         run(python, "-I", test, ROOT / "schemas", cwd=work)
+        check_small(work, wheel)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ def check_schemas(source: Path) -> None:
     for path in source.rglob("*.json"):
         found = installed.joinpath(*path.relative_to(source).parts)
         assert found.read_bytes() == path.read_bytes(), path
+    served = importlib.import_module("kvport.api.schema_files").schemas()
+    assert served == {
+        path.relative_to(source).as_posix(): path.read_bytes()
+        for path in source.rglob("*.json")
+    }
 
 
 def check_command() -> None:

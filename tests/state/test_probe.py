@@ -11,7 +11,8 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.utils import load_model as load_module
 
-from kvport.manifest.layout import ROWS, BlobClass, CacheKind, StateLayout
+from kvport.manifest.blob_layout import ROWS
+from kvport.manifest.layout import BlobClass, CacheKind, StateLayout
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import load_model
 from kvport.snapshot.errors import UnsupportedModelError

@@ -7,12 +7,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvport.manifest.blob_layout import DTYPE_BYTES, BlobLayout
 from kvport.manifest.codec import PIECE_BYTES, frame_header, pieces, shuffle
 from kvport.manifest.errors import EncodedBlobError
 from kvport.manifest.layout import (
-    DTYPE_BYTES,
     BlobClass,
-    BlobLayout,
     CacheKind,
     CacheLayout,
     LeafSpec,

@@ -2,6 +2,7 @@
 
 import io
 import random
+import sys
 
 import pytest
 
@@ -22,7 +23,12 @@ from kvport.manifest.layout import (
     StateLayout,
 )
 from kvport.manifest.limits import MIB
-from kvport.snapshot.errors import ArtifactGoneError, DamagedError, GoneError
+from kvport.snapshot.errors import (
+    ArtifactGoneError,
+    DamagedError,
+    GoneError,
+    LibraryMissingError,
+)
 from kvport.snapshot.transfer import exporter
 from kvport.snapshot.transfer.archive import inspect_file, verify_file
 from kvport.snapshot.transfer.codec import Encoder
@@ -73,7 +79,7 @@ def blobs_of(manifest):
 
 
 def reopen(home: Home, artifact):
-    arguments = {"scope": "default", "key": home.key.public, "now": NOW}
+    arguments = home.reopening()
     return reopen_export(home.cache, home.ledger, artifact, **arguments)
 
 
@@ -294,3 +300,13 @@ def test_a_plain_blob_where_an_encoded_one_was_signed(a, b, data):
     contents, plain = contents_of(data), contents_of(a.export())
     contents[4] = plain[4]
     assert isinstance(refuse(b, pack(contents)), ContainerError)
+
+
+def test_without_the_library_what_is_compressed_is_not_read(pair, monkeypatch):
+    a, b = pair
+    plain, compressed = a.export(), a.export(compress=True)
+    monkeypatch.setitem(sys.modules, "kvport.snapshot.transfer.codec", None)
+    trust = b.trust()
+    assert verify_file(io.BytesIO(plain), trust=trust, now=NOW)
+    with pytest.raises(LibraryMissingError):
+        verify_file(io.BytesIO(compressed), trust=trust, now=NOW)

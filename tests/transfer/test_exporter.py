@@ -290,7 +290,7 @@ def test_only_the_newest_points_are_signed_when_there_are_too_many(home):
 
 
 def reopen(home, artifact, **other):
-    arguments = {"scope": "default", "key": home.key.public, "now": NOW} | other
+    arguments = home.reopening() | other
     return reopen_export(home.cache, home.ledger, artifact, **arguments)
 
 

@@ -13,9 +13,11 @@ from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.records import RemovalReason, Removed
 from kvport.snapshot.errors import StorageError
 from kvport.snapshot.transfer import ledger as ledger_module
-from kvport.snapshot.transfer.ledger import Direction, Ledger
+from kvport.snapshot.transfer.ledger import Direction, Ledger, Papers
 from kvport.snapshot.transfer.ledger_tables import FORMAT
 from tests.transfer.world import NOW, TOKENS, dump
+
+PAPERS = Papers(b"envelope")
 
 
 @pytest.fixture
@@ -108,15 +110,14 @@ def test_an_import_is_recorded_with_its_signed_bytes(pair):
     )
     assert record.issuer == a.key_id
     assert (record.created, record.expires) == (
-        opened.manifest.created,
-        opened.manifest.expires,
+        opened.manifest.terms.created,
+        opened.manifest.terms.expires,
     )
     assert (record.tokens, record.size) == (len(TOKENS), opened.size)
     assert record.tip == b.match().nodes[-1].id
     assert record.recorded == NOW
     assert b.ledger.namespace(record) == b.ns
-    envelope = b.ledger.envelope(record)
-    assert ledger_module.read_manifest(envelope) == opened.manifest
+    assert b.ledger.papers(record).manifest() == opened.manifest
 
 
 def test_an_import_and_an_export_of_one_artifact_are_two_records(home):
@@ -136,7 +137,7 @@ def test_the_envelope_of_a_record_that_went(ledger, pair):
     b.take(a.export())
     (record,) = b.ledger.artifacts()
     with pytest.raises(StorageError):
-        ledger.envelope(record)
+        ledger.papers(record)
 
 
 def test_an_intent_is_not_listed(pair):
@@ -144,7 +145,7 @@ def test_an_intent_is_not_listed(pair):
     b.take(a.export())
     (record,) = b.ledger.artifacts()
     other = attrs.evolve(record, scope="other")
-    with b.ledger.admission(other, b"envelope"):
+    with b.ledger.admission(other, PAPERS):
         assert b.ledger.artifacts() == [record]
     assert len(b.ledger.artifacts()) == 2
 
@@ -155,7 +156,10 @@ def test_an_admission_that_fails_leaves_no_record(pair):
     (record,) = b.ledger.artifacts()
     other = attrs.evolve(record, scope="other")
     before = dump(b.ledger)
-    with pytest.raises(ZeroDivisionError), b.ledger.admission(other, b"envelope"):
+    with (
+        pytest.raises(ZeroDivisionError),
+        b.ledger.admission(other, PAPERS),
+    ):
         raise ZeroDivisionError
     assert dump(b.ledger) == before
 
@@ -165,12 +169,12 @@ def test_reconcile_asks_the_cache_about_an_intent(pair, there):
     a, b = pair
     b.take(a.export())
     (record,) = b.ledger.artifacts()
-    envelope = b.ledger.envelope(record)
+    papers = b.ledger.papers(record)
     b.ledger._forget(record)
     if not there:
         record = attrs.evolve(record, tip=NodeId(bytes(32)[:-1] + b"x"))
     with b.ledger._transaction():
-        b.ledger._put(record, envelope, ledger_module._Status.INTENT)
+        b.ledger._put(record, papers, ledger_module._Status.INTENT)
     assert b.ledger.artifacts() == []
     b.ledger.reconcile(b.cache)
     assert b.ledger.artifacts() == ([record] if there else [])
@@ -184,11 +188,11 @@ def test_a_failing_admission_does_not_take_anothers_record_away(pair):
     record = attrs.evolve(record, scope="other")
 
     def admit():
-        with b.ledger.admission(record, b"envelope"):
+        with b.ledger.admission(record, PAPERS):
             pass
 
     second = threading.Thread(target=admit)
-    with suppress(ZeroDivisionError), b.ledger.admission(record, b"envelope"):
+    with suppress(ZeroDivisionError), b.ledger.admission(record, PAPERS):
         second.start()
         second.join(timeout=0.1)  # it would be through, were it let in now
         raise ZeroDivisionError

@@ -45,12 +45,13 @@ def artifacts(home: Home) -> Artifacts:
         ledger=home.ledger,
         scope="default",
         key=home.key.public,
+        sealing_secret=home.sealing_secret,
         now=lambda: NOW,
     )
 
 
 def reopen(home: Home, artifact):
-    arguments = {"scope": "default", "key": home.key.public, "now": NOW}
+    arguments = home.reopening()
     return reopen_export(home.cache, home.ledger, artifact, **arguments)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvport.manifest.canonical import canonical_dumps
 from kvport.manifest.digests import blob_digest, format_digest
-from kvport.manifest.envelope import open_envelope, seal
+from kvport.manifest.envelope import open_envelope, sign_payload
 from kvport.manifest.errors import (
     BindingMismatchError,
     ContainerError,
@@ -30,7 +30,7 @@ from kvport.manifest.ustar import TRAILER, container_size, header, padding
 from kvport.snapshot.errors import CapacityError, TooLargeError
 from kvport.snapshot.transfer.importer import LocalModel
 from kvport.snapshot.transfer.issue import LIFETIME
-from kvport.snapshot.transfer.ledger import read_manifest
+from kvport.snapshot.transfer.ledger import Papers
 from tests.transfer.world import (
     DENSE,
     HYBRID,
@@ -104,8 +104,8 @@ def refuse(home: Home, data: bytes, **options) -> KvportError:
 def resigned(home: Home, data: bytes, **fields) -> bytes:
     """The container with edited fields of its manifest, signed again."""
     contents = contents_of(data)
-    value = read_manifest(contents[0][1]).to_json() | fields
-    envelope = seal(canonical_dumps(value), [home.key])
+    value = Papers(contents[0][1]).manifest().to_json() | fields
+    envelope = sign_payload(canonical_dumps(value), [home.key])
     return pack([("envelope.json", envelope), *contents[1:]])
 
 
@@ -166,7 +166,7 @@ def test_a_signed_blob_with_another_header(pair, receiver, data):
     changed = blob.replace(b'"F16"', b'"I16"')
     assert changed != blob
     contents[4] = (name_of(changed), changed)
-    value = read_manifest(contents[0][1]).to_json()
+    value = Papers(contents[0][1]).manifest().to_json()
     for segment in value["segments"]:
         for found in segment["blobs"]:
             if found["digest"].endswith(name[-64:]):
@@ -227,7 +227,7 @@ def test_edited_token_ids_that_were_signed(pair, receiver, data):
     tokens = encode_tokens([*TOKENS[:-1], 5])
     contents = contents_of(data)
     contents[1] = ("tokens", tokens)
-    prefix = read_manifest(contents[0][1]).to_json()["prefix"]
+    prefix = Papers(contents[0][1]).manifest().to_json()["prefix"]
     prefix["digest"] = format_digest(blob_digest(tokens))
     edited = resigned(pair[0], pack(contents), prefix=prefix)
     assert isinstance(refuse(receiver, edited), TokenMismatchError)
@@ -277,7 +277,7 @@ def test_an_envelope_that_declares_3_gib(receiver, data):
 
 
 def test_a_signed_blob_of_3_gib(pair, receiver, data):
-    segments = read_manifest(contents_of(data)[0][1]).to_json()["segments"]
+    segments = Papers(contents_of(data)[0][1]).manifest().to_json()["segments"]
     segments[0]["blobs"][0]["size"] = 3 * GIB
     edited = resigned(pair[0], data, segments=segments)
     assert isinstance(refuse(receiver, edited), LimitExceededError)

@@ -62,12 +62,13 @@ def test_an_export_is_deterministic_but_for_nonce_and_times(pair):
     a, _ = pair
     one, two = a.open_export(), a.open_export(now=NOW + timedelta(days=1))
     assert one.artifact_id != two.artifact_id
-    assert attrs.evolve(
-        two.manifest,
-        created=one.manifest.created,
-        expires=one.manifest.expires,
-        nonce=one.manifest.nonce,
-    ) == (one.manifest)
+    assert attrs.evolve(two.manifest, terms=one.manifest.terms) == one.manifest
+    assert two.manifest.terms == attrs.evolve(
+        one.manifest.terms,
+        created=two.manifest.terms.created,
+        expires=two.manifest.terms.expires,
+        nonce=two.manifest.terms.nonce,
+    )
     one.close()
     two.close()
 
@@ -104,6 +105,7 @@ def test_the_description_says_what_the_artifact_is(pair):
         "quant": {"bits": 4},
         "engine_version": "mlx-lm 0.32.2",
         "prefix_digest": f"blake3:{opened.manifest.prefix.digest.hex()}",
+        "session": {"id": "", "sequence": 0},
     }
     opened.close()
 

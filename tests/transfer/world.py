@@ -27,12 +27,14 @@ from kvport.manifest.layout import (
 )
 from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE, NodeId
+from kvport.manifest.recipients import RecipientKey
 from kvport.manifest.tokens import encode_tokens, prefix_keys
-from kvport.manifest.trust import TrustEntry, TrustList
+from kvport.manifest.trust import Revocation, TrustEntry, TrustList
 from kvport.snapshot.cache.cache import Cache, Opening
 from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.records import Match, NewSegment, NodeRecord, Selection
 from kvport.snapshot.cache.retention import Retention
+from kvport.snapshot.revoking import PurgeOutcome, Revoking
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, ImportResult, LocalModel
 from kvport.snapshot.transfer.ledger import Ledger
@@ -73,7 +75,9 @@ def blob_of(layout: StateLayout, blob_class: BlobClass, rows: int, seed: str) ->
     derived = layout.blob(blob_class, rows)
     size = derived.size - len(derived.header)
     if seed.startswith("smooth"):
-        body = (blake3(seed.encode()).digest() + bytes(size))[:size]
+        # Not too much: what would be less than a 128th is not compressed.
+        noise = blake3(seed.encode()).digest(size // 32 + 32)
+        body = (noise + bytes(size))[:size]
     else:
         body = blake3(seed.encode()).digest(size)
     return derived.header + body
@@ -99,7 +103,10 @@ class Home:
         self.directory = directory
         self.key = SigningKey.from_bytes(seed)
         self.key_id = self.key.public.key_id
+        self.recipient = RecipientKey.from_bytes(blake3(seed).digest())
+        self.sealing_secret = seed
         self.trusted = [self.key]
+        self.revoked: list[SigningKey] = []
         with ExitStack() as opened:
             self.ledger = Ledger(directory / "state.sqlite")
             opened.callback(self.ledger.close)
@@ -126,7 +133,16 @@ class Home:
 
     def trust(self) -> TrustList:
         keys = {key.public.key_id: key.public for key in self.trusted}
-        return TrustList.of(TrustEntry(public_key=k, name="k") for k in keys.values())
+        entries = [TrustEntry(public_key=k, name="k") for k in keys.values()]
+        revoked = [Revocation(key_id=k.public.key_id, at=NOW) for k in self.revoked]
+        return TrustList.of(entries).revoke(revoked)
+
+    def purge(self, *keys: SigningKey) -> PurgeOutcome:
+        """Revoke keys, and do away with what came from them."""
+        self.revoked += keys
+        return Revoking(
+            trust=self.trust, cache=lambda: self.cache, ledger=self.ledger
+        ).purge()
 
     # Storing.
 
@@ -204,6 +220,7 @@ class Home:
             "model_name": "tiny",
             "tokenizer": self.models[0].tokenizer_digest,
             "now": NOW,
+            "sealing_secret": self.sealing_secret,
         }
         return Issue(**fields | other)
 
@@ -215,6 +232,14 @@ class Home:
     def export(self, tokens: Sequence[int] = TOKENS, **issue: Any) -> bytes:
         return b"".join(self.open_export(tokens, **issue).stream())
 
+    def reopening(self) -> dict[str, Any]:
+        return {
+            "scope": "default",
+            "key": self.key.public,
+            "sealing_secret": self.sealing_secret,
+            "now": NOW,
+        }
+
     def start_import(self, **other: Any) -> Import:
         arguments: dict[str, Any] = {
             "cache": self.cache,
@@ -222,6 +247,7 @@ class Home:
             "models": self.models,
             "trust": self.trust,
             "local": self.key_id,
+            "recipient": lambda: self.recipient,
             "now": lambda: NOW,
         }
         return Import(**arguments | other)

@@ -62,6 +62,10 @@ class GcBody(Body, frozen=True):
     """Nothing can be said yet; so whoever says something is not misunderstood."""
 
 
+class PurgeBody(Body, frozen=True):
+    """Nothing can be said: what is purged says the trust list of the home alone."""
+
+
 class ClearBody(Body, frozen=True):
     """What to clear: what meets all that is given, or all of it.
 

@@ -51,6 +51,9 @@ class Administered(Protocol):
     def artifacts(self) -> Answer:
         """Exports that were kept, and imports."""
 
+    def purge(self) -> Answer:
+        """Do away with what came from keys that the trust list revokes."""
+
     def pins(self) -> Answer:
         """Why state stays: leases and pins."""
 
@@ -103,6 +106,10 @@ class AdminClient:
     def artifacts(self) -> Answer:
         """Exports that were kept, and imports."""
         return self._call("GET", "/api/cache/artifacts")
+
+    def purge(self) -> Answer:
+        """Have the server do away with what came from revoked keys."""
+        return self._call("POST", "/api/cache/purge")
 
     def pins(self) -> Answer:
         """Why state stays: leases and pins."""

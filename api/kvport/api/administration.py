@@ -106,6 +106,17 @@ class Here:
         found = self._orders.artifacts()
         return {"artifacts": [facts(one.record, stored=one.stored) for one in found]}
 
+    def purge(self) -> Answer:
+        """See `Administered`."""
+        done = self._orders.purge()
+        purged = done.cache
+        return {
+            "revoked_keys": done.keys,
+            "cache": None if purged is None else attrs.asdict(purged),
+            "ended_requests": done.requests,
+            "forgotten_artifacts": done.artifacts,
+        }
+
     def pins(self) -> Answer:
         """See `Administered`."""
         holds = self._orders.holds()

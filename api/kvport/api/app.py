@@ -32,6 +32,7 @@ from kvport.api.routes_admin import (
     list_namespaces,
     list_pins,
     plan_removal,
+    purge_revoked,
     release_pins,
     scrub_progress,
     set_namespace,
@@ -49,7 +50,13 @@ from kvport.api.routes_cache import (
 )
 from kvport.api.routes_models import list_models, load_model, unload_model
 from kvport.api.routes_openai import complete_chat, complete_text
-from kvport.api.routes_ops import cache_stats, health, metrics, nothing_here
+from kvport.api.routes_ops import (
+    cache_stats,
+    get_schema,
+    health,
+    metrics,
+    nothing_here,
+)
 from kvport.manifest.errors import KvportError
 from kvport.snapshot.errors import TooLargeError
 from kvport.snapshot.node import Node
@@ -82,6 +89,7 @@ def create_app(node: Node, *, patience: float = PATIENCE_SECONDS) -> Litestar:
             plan_removal,
             collect_garbage,
             clear_cache,
+            purge_revoked,
             list_pins,
             release_pins,
             scrub_progress,
@@ -93,6 +101,7 @@ def create_app(node: Node, *, patience: float = PATIENCE_SECONDS) -> Litestar:
             complete_chat,
             complete_text,
             health,
+            get_schema,
             nothing_here,
         ],
         dependencies={

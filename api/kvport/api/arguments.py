@@ -1,6 +1,9 @@
 """What a client asks for, typed, and the bodies that say it."""
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
+
+from kvport.manifest.recipients import Recipient
 
 
 class PromptArguments(TypedDict, total=False):
@@ -11,6 +14,20 @@ class PromptArguments(TypedDict, total=False):
     chat_template_kwargs: dict[str, Any]
     prompt: str
     tokens: list[int]
+
+
+class ExportArguments(PromptArguments, total=False):
+    """A prompt, and how its state is exported; what is absent is the server's default.
+
+    `min_tokens` refuses to export less, with code `not_restorable`; `compress` makes it
+    smaller, without loss; `session` is a label of the conversation, of which nobody
+    imports an older artifact after this one; `recipients` are those who can read it.
+    """
+
+    min_tokens: int | None
+    compress: bool
+    session: str | None
+    recipients: Sequence[Recipient]
 
 
 class PinArguments(TypedDict):
@@ -60,12 +77,13 @@ class LoadArguments(TypedDict, total=False):
     draft_tokens: int
 
 
-def export_body(
-    model: str, min_tokens: int | None, prompt: PromptArguments, *, compress: bool
-) -> dict[str, Any]:
+def export_body(model: str, arguments: ExportArguments) -> dict[str, Any]:
     """Body of an export."""
-    least = {} if min_tokens is None else {"min_tokens": min_tokens}
-    return {"model": model, "compress": compress, **least, **prompt}
+    body: dict[str, Any] = {"model": model, **arguments}
+    if "recipients" in arguments:
+        keys = [recipient.raw.hex() for recipient in arguments["recipients"]]
+        body["recipients"] = keys
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def completion_body(

@@ -15,13 +15,20 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kvport.api.errors import BadRequestError
-from kvport.manifest.limits import TOKENS
+from kvport.manifest.limits import RECIPIENTS, TOKENS
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.refusals import explain
 
 JSON_BODY_BYTES: Final = 32 << 20
 DEFAULT_MAX_TOKENS: Final = 512
 
+PublicKeyHex = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{64}$(?!\n)",
+        description="Public key as `kvport keys recipient` prints it.",
+    ),
+]
 TokenIds = Annotated[
     list[Annotated[int, Meta(ge=0, lt=1 << 32)]],
     Meta(min_length=1, max_length=TOKENS),
@@ -35,6 +42,13 @@ ArtifactName = Annotated[
     Meta(
         pattern=r"^blake3:[0-9a-f]{64}$(?!\n)",
         description="an artifact's id: blake3: and 64 hex digits",
+    ),
+]
+SessionLabel = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)",
+        description="1 to 64 letters, digits, dots, dashes and underscores",
     ),
 ]
 StopText = Annotated[str, Meta(min_length=1)]
@@ -144,10 +158,16 @@ class PrefixBody(Body, frozen=True):
 
 
 class ExportBody(PrefixBody, frozen=True):
-    """A prefix, how many of its tokens an export must hold, and how it is written."""
+    """A prefix, how many of its tokens an export must hold, and how it is written.
+
+    `session` is a label of the conversation that it is of: whoever imports takes no
+    older artifact of it afterwards.
+    """
 
     min_tokens: Annotated[int, Meta(ge=1, le=TOKENS)] | None = None
     compress: bool = False
+    session: SessionLabel | None = None
+    recipients: Annotated[tuple[PublicKeyHex, ...], Meta(max_length=RECIPIENTS)] = ()
 
 
 class ProbeBody(PrefixBody, frozen=True):

@@ -22,6 +22,7 @@ from kvport.api import media
 from kvport.api.admin_client import AdminClient
 from kvport.api.arguments import (
     CompletionArguments,
+    ExportArguments,
     LoadArguments,
     PromptArguments,
     completion_body,
@@ -60,7 +61,10 @@ _TIMEOUT: Final = httpx.Timeout(60, connect=5, read=None)
 
 
 class Client:
-    """Requests to one server; safe to use from several threads."""
+    """Requests to one server; safe to use from several threads.
+
+    Any of them raises `UnreachableError` if there is no answer, or it breaks off.
+    """
 
     def __init__(self, url: str, key: str | None) -> None:
         """A client that sends `key`; without one only `health` is answered."""
@@ -81,7 +85,6 @@ class Client:
         Raises:
             NoServerError: no server runs on it.
             WrongServerError: what answers is not the server of this home.
-            UnreachableError: nothing answers.
             KeyFileError: the home's keys cannot be read.
         """
         if url is None:
@@ -133,7 +136,6 @@ class Client:
 
         Raises:
             ProblemError: the server refuses; code `model_loaded`, `model_load`.
-            UnreachableError: no answer.
         """
         body = {"model": model, **arguments}
         return ModelInfo.from_json(
@@ -149,7 +151,6 @@ class Client:
 
         Raises:
             ProblemError: the server refuses; code `unknown_model`.
-            UnreachableError: no answer.
         """
         body = {"model": name, "force": force}
         return self._post("/v1/models/unload", UnloadInfo, json=body)
@@ -169,7 +170,6 @@ class Client:
 
         Raises:
             ProblemError: the server refuses.
-            UnreachableError: no answer, or it broke off.
         """
         began = time.monotonic()
         deltas, first = [], 0.0
@@ -186,7 +186,6 @@ class Client:
 
         Raises:
             ProblemError: the server refuses, or fails on the way.
-            UnreachableError: no answer, or it broke off.
         """
         path, body = completion_body(model, arguments)
         with self._streamed("POST", path, json=body) as response:
@@ -198,45 +197,32 @@ class Client:
         model: str,
         to: Path | BinaryIO,
         *,
-        min_tokens: int | None = None,
-        compress: bool = False,
         progress: Progress | None = None,
-        **prompt: Unpack[PromptArguments],
+        **what: Unpack[ExportArguments],
     ) -> ExportInfo:
-        """Write the artifact of a prompt's longest restorable prefix.
+        """Write the longest restorable prefix of a prompt as an artifact.
 
         Args:
             model: its name on the server.
             to: a file, which appears only once it is complete, or a stream.
-            min_tokens: refuse to export less than this, with code `not_restorable`.
-            compress: make it smaller, without loss.
             progress: called with bytes so far and in total.
-            **prompt: whose state to export.
+            **what: whose state to export, and how.
 
         Raises:
             ProblemError: the server refuses; code `never_computed` and the like.
             IncompleteError: it broke off: what `to` got, if it is a stream, is void.
-            UnreachableError: no answer.
         """
-        body = export_body(model, min_tokens, prompt, compress=compress)
+        body = export_body(model, what)
         return self._download(
             ExportInfo, "POST", "/api/cache/export", to, progress, json=body
         )
 
-    def keep(
-        self,
-        model: str,
-        *,
-        min_tokens: int | None = None,
-        compress: bool = False,
-        **prompt: Unpack[PromptArguments],
-    ) -> KeptExport:
+    def keep(self, model: str, **what: Unpack[ExportArguments]) -> KeptExport:
         """Export, but leave the artifact with the server, for `download`.
 
         Arguments and errors are as of `export`.
         """
-        body = export_body(model, min_tokens, prompt, compress=compress)
-        headers = {"accept": media.JSON}
+        body, headers = export_body(model, what), {"accept": media.JSON}
         return self._post("/api/cache/export", KeptExport, json=body, headers=headers)
 
     def download(
@@ -266,7 +252,6 @@ class Client:
 
         Raises:
             ProblemError: the server refuses; nothing was admitted.
-            UnreachableError: no answer.
             OSError: the source cannot be read.
         """
         with upload(source, progress) as (headers, content):
@@ -290,7 +275,6 @@ class Client:
 
         Raises:
             ProblemError: the server refuses.
-            UnreachableError: no answer.
         """
         given = {"policy": policy, "artifact": artifact}
         cache = {name: value for name, value in given.items() if value is not None}

@@ -287,6 +287,7 @@ class KeptExport:
     quant: dict[str, Any]
     engine_version: str
     prefix_digest: str
+    session: dict[str, Any]
 
 
 @attrs.frozen(kw_only=True)

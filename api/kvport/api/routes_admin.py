@@ -10,6 +10,7 @@ from kvport.api.admin_bodies import (
     GcBody,
     NamespaceBody,
     PlanBody,
+    PurgeBody,
     ReleaseBody,
     ScrubBody,
 )
@@ -59,6 +60,18 @@ async def clear_cache(request: Http, node: Served) -> dict[str, Any]:
     """
     body = decode(ClearBody, await request.body())
     return await asyncio.to_thread(Here(node.orders).clear, body)
+
+
+@post("/api/cache/purge", status_code=200, operation_class=takes(PurgeBody))
+async def purge_revoked(request: Http, node: Served) -> dict[str, Any]:
+    """Do away with all that came from keys which the home's trust list revokes.
+
+    From index, disk, memory and ledger, pinned or not; running requests that had
+    restored such state end. Once this is answered none of it is found again. `cache` is
+    null if there is no cache at present: then it is purged before it is used again.
+    """
+    decode(PurgeBody, await request.body() or b"{}")
+    return await asyncio.to_thread(Here(node.orders).purge)
 
 
 @get("/api/cache/pins")

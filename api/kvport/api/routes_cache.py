@@ -21,6 +21,7 @@ from kvport.api.replies import ClientGoneError, unless_gone
 from kvport.api.streams import Held, Streamed, incoming, outgoing
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.limits import ARTIFACT_BYTES
+from kvport.manifest.recipients import Recipient
 from kvport.snapshot.engine.requests import Request
 from kvport.snapshot.errors import (
     NotRestorableError,
@@ -52,8 +53,10 @@ async def export_prefix(request: Http, node: Served) -> Response[Any]:
 
     How much that is say the headers Kvport-Restorable-Tokens and Kvport-Prompt-Tokens;
     with `min_tokens` less than that is refused. With `compress` it is smaller, and
-    takes longer to begin. With `Accept: application/json` the artifact is kept
-    instead, and described.
+    takes longer to begin. With `session`, its place in that conversation is signed: no
+    older artifact of it is imported afterwards. With `recipients`, public X25519 keys
+    in hex, only their holders can read it. With `Accept: application/json` the artifact
+    is kept instead, and described.
     """
     body = decode(ExportBody, await request.body())
     tokens = (await asyncio.to_thread(render, node, body)).tokens
@@ -78,7 +81,14 @@ def _enough(node: Node, body: ExportBody, tokens: Sequence[int]) -> Export:
             f'"min_tokens" is above the {len(tokens)} tokens of the prompt',
             fields=("min_tokens",),
         )
-    export = node.export(body.model, tokens, compress=body.compress)
+    recipients = [Recipient(bytes.fromhex(key)) for key in body.recipients]
+    export = node.export(
+        body.model,
+        tokens,
+        compress=body.compress,
+        session=body.session or "",
+        recipients=recipients,
+    )
     if export.restorable_tokens < (body.min_tokens or 0):
         export.close()
         raise NotRestorableError(

@@ -1,18 +1,21 @@
 """Health and numbers, for operators and for finding the right server."""
 
 import asyncio
-from importlib.metadata import version
+from importlib.metadata import version as installed
 from typing import Any
 
 import attrs
 from litestar import get
 from litestar import route as catch_all
+from litestar.params import FromPath
 
+from kvport.api import media
 from kvport.api.errors import NotFoundError
 from kvport.api.handling import Served
 from kvport.api.metrics import CONTENT_TYPE, exposition
 from kvport.api.numbers import cache_numbers, volume_numbers
 from kvport.api.run_file import fingerprint
+from kvport.api.schema_files import schema
 from kvport.snapshot.errors import CacheAbsentError
 from kvport.snapshot.node import Node
 
@@ -23,7 +26,7 @@ async def health(node: Served) -> dict[str, str]:
     return {
         "status": "ok",
         "cache": node.health().state,
-        "version": version("kvport"),
+        "version": installed("kvport"),
         "home": fingerprint(node.key_id),
     }
 
@@ -59,6 +62,12 @@ def _numbers(node: Node) -> dict[str, Any]:
 async def metrics(node: Served) -> bytes:
     """The same numbers for Prometheus, which sends the key as a bearer token."""
     return await asyncio.to_thread(lambda: exposition(_numbers(node)))
+
+
+@get("/schemas/{version:str}/{name:str}", media_type=media.SCHEMA)
+async def get_schema(version: FromPath[str], name: FromPath[str]) -> bytes:
+    """A published JSON Schema, such as v1/manifest.schema.json; see docs/format.md."""
+    return schema(f"{version}/{name}")
 
 
 @catch_all(

@@ -9,18 +9,23 @@
   needs is not carried.
 * Sizes are those that the layout gives; equal digests are blobs of equal layout and
   encoding.
-* An encoded blob is smaller than the plain one, one that is not encoded has its size.
+* The work of deriving all layouts is within `DERIVED_TENSORS`: a short manifest could
+  ask for thousands of row counts of thousands of tensors.
+* An encoded blob is smaller than the plain one, and not absurdly so (codec.py); one
+  that is not encoded has its size.
 """
 
 from collections.abc import Iterator
 
 import attrs
 
-from kvport.manifest.codec import Codec
+from kvport.manifest.blob_layout import BlobLayout
+from kvport.manifest.codec import Codec, is_encoded_size
 from kvport.manifest.coverage import WindowCoverage
 from kvport.manifest.digests import BlobDigest
-from kvport.manifest.errors import ArithmeticMismatchError
-from kvport.manifest.layout import BlobClass, BlobLayout
+from kvport.manifest.errors import ArithmeticMismatchError, LimitExceededError
+from kvport.manifest.layout import BlobClass
+from kvport.manifest.limits import DERIVED_TENSORS
 from kvport.manifest.model import Manifest
 from kvport.manifest.parts import Blob, Point, Segment
 from kvport.manifest.tokens import TOKEN_SIZE
@@ -45,7 +50,8 @@ def check_arithmetic(manifest: Manifest) -> tuple[PlacedBlob, ...]:
 
     Raises:
         ArithmeticMismatchError: something does not add up.
-        LimitExceededError: a blob of the layout would be too large.
+        LimitExceededError: a blob of the layout would be too large, or there are too
+            many different ones.
     """
     prefix = manifest.prefix
     if prefix.tokens == 0 or prefix.size != prefix.tokens * TOKEN_SIZE:
@@ -53,6 +59,7 @@ def check_arithmetic(manifest: Manifest) -> tuple[PlacedBlob, ...]:
     _check_segments(manifest)
     _check_points(manifest)
     _check_rows(manifest)
+    _check_work(manifest)
     found: dict[BlobDigest, PlacedBlob] = {}
     for blob, rows in _blobs_in_order(manifest):
         layout = manifest.identity.layout.blob(blob.blob_class, rows)
@@ -72,7 +79,7 @@ def check_arithmetic(manifest: Manifest) -> tuple[PlacedBlob, ...]:
 def _is_encoded_size(blob: Blob) -> bool:
     if blob.codec is Codec.NONE:
         return blob.encoded_size == blob.size
-    return 0 < blob.encoded_size < blob.size
+    return is_encoded_size(blob.encoded_size, blob.size)
 
 
 def _check_segments(manifest: Manifest) -> None:
@@ -120,6 +127,14 @@ def _check_rows(manifest: Manifest) -> None:
             raise ArithmeticMismatchError(
                 "a segment's blobs are not those it must have"
             )
+
+
+def _check_work(manifest: Manifest) -> None:
+    layout = manifest.identity.layout
+    derived = {(blob.blob_class, rows) for blob, rows in _blobs_in_order(manifest)}
+    work = sum(len(layout.leaves(blob_class)) for blob_class, _ in derived)
+    if work > DERIVED_TENSORS:
+        raise LimitExceededError("the manifest has too many different blobs")
 
 
 def _classes_of(part: Segment | Point) -> list[BlobClass]:

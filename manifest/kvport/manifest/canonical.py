@@ -19,27 +19,27 @@ _INTEGER: Final = (1 << 53) - 1
 _DIGITS: Final = 17  # of the largest integer, with its sign
 
 
-def canonical_dumps(value: object) -> bytes:
+def canonical_dumps(value: object, *, depth: int = JSON_DEPTH) -> bytes:
     """Encode.
 
     Raises:
         FormatError: the value is outside of the subset.
-        LimitExceededError: nested deeper than `JSON_DEPTH`, or a string is too long.
+        LimitExceededError: nested deeper than `depth`, or a string is too long.
     """
-    _check(value, JSON_DEPTH)
+    _check(value, depth)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8")
 
 
-def strict_loads(data: bytes) -> Any:  # noqa: ANN401 - JSON
+def strict_loads(data: bytes, *, depth: int = JSON_DEPTH) -> Any:  # noqa: ANN401 - JSON
     """Decode bytes that are exactly what `canonical_dumps` would give.
 
     Raises:
         FormatError: any other bytes.
-        LimitExceededError: nested deeper than `JSON_DEPTH`, or a string is too long.
+        LimitExceededError: nested deeper than `depth`, or a string is too long.
     """
     value = unambiguous_loads(data)
-    if canonical_dumps(value) != data:
+    if canonical_dumps(value, depth=depth) != data:
         raise FormatError("JSON, but not in canonical form")
     return value
 

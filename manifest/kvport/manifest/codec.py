@@ -11,6 +11,9 @@
 * Frame: its header is the one derived from the blob's size: with that size, without
   checksum or dictionary, and with a window of at most 1 MiB.
 
+An encoded blob is smaller than the plain one, and at least its 128th part: what a short
+file makes a reader decode is bounded.
+
 Digests, and whatever is named by them, are those of the plain blob. The encoded bytes
 have no digest of their own, but an exact size, smaller than that of the plain blob.
 """
@@ -22,12 +25,15 @@ from typing import Final
 
 import attrs
 
-from kvport.manifest.layout import DTYPE_BYTES, BlobLayout
+from kvport.manifest.blob_layout import DTYPE_BYTES, BlobLayout
 from kvport.manifest.limits import MIB
 
 PIECE_BYTES: Final = MIB
 WINDOW_LOG: Final = 20
 """A decoder needs 2 to this power bytes of what it wrote before."""
+
+RATIO: Final = 128
+"""How many times larger than its encoded bytes a blob may be."""
 
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _SINGLE_SEGMENT: Final = 0x20
@@ -47,6 +53,11 @@ class Piece:
 
     size: int
     width: int
+
+
+def is_encoded_size(encoded: int, size: int) -> bool:
+    """Whether a blob of `size` bytes may be encoded in so many."""
+    return 0 < encoded < size <= encoded * RATIO
 
 
 def pieces(layout: BlobLayout) -> Iterator[Piece]:

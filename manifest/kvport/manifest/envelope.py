@@ -20,7 +20,7 @@ from typing import Final
 
 import attrs
 
-from kvport.manifest.domains import PAYLOAD_TYPE
+from kvport.manifest.domains import PayloadType
 from kvport.manifest.errors import FormatError, LimitExceededError
 from kvport.manifest.identity import KeyId
 from kvport.manifest.keys import SigningKey
@@ -75,20 +75,24 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def seal(payload: bytes, signers: Sequence[SigningKey]) -> bytes:
-    """Sign a manifest payload and put it in its envelope.
+def sign_payload(
+    payload: bytes,
+    signers: Sequence[SigningKey],
+    payload_type: PayloadType = PayloadType.MANIFEST,
+) -> bytes:
+    """Sign a payload and put it in its envelope.
 
     Raises:
         FormatError: no signer, or one twice.
         LimitExceededError: too many signers, or the payload is too large.
     """
-    message = pae(PAYLOAD_TYPE, payload)
+    message = pae(payload_type, payload)
     signatures = sorted(
         (Signature(key.public.key_id, key.sign(message)) for key in signers),
         key=lambda signature: signature.key_id,
     )
     _check_signers([signature.key_id for signature in signatures])
-    data = encode_envelope(Envelope(payload, PAYLOAD_TYPE, tuple(signatures)))
+    data = encode_envelope(Envelope(payload, payload_type, tuple(signatures)))
     if len(data) > ENVELOPE_BYTES:
         raise LimitExceededError("the payload is too large for an envelope")
     return data

@@ -79,6 +79,30 @@ class UntrustedKeyError(KvportError):
     advice = "Compare fingerprints with `kvport keys show`, then `kvport trust add`."
 
 
+class RevokedKeyError(UntrustedKeyError):
+    """A key that was revoked here, as a signer or as an origin of state."""
+
+    code = "revoked_key"
+    cause = "A key that signed, or that state came from, is revoked on this machine."
+    advice = "Do not use what it brought; `kvport trust list` says when and why."
+
+
+class OwnKeyError(KvportError):
+    """This machine's own key cannot be revoked here."""
+
+    code = "own_key"
+    cause = "The key that is to be revoked is this machine's own."
+    advice = "Revoke it on the other machines, and give this one a new home and key."
+
+
+class RollbackError(KvportError):
+    """An older state of something of which a newer one was seen."""
+
+    code = "rollback"
+    cause = "A later artifact of the session, or trust document, was taken before."
+    advice = "Use the latest one; it is newer than this."
+
+
 class WeakKeyError(KvportError):
     """A public key of small order, under which anyone could sign."""
 
@@ -109,6 +133,17 @@ class BindingMismatchError(KvportError):
     code = "binding_mismatch"
     cause = "The state was computed by another model, tokenizer or engine version."
     advice = "Serve the very same model files with the same versions on both machines."
+
+
+class VersionMismatchError(BindingMismatchError):
+    """Nothing but the versions of what computed the state differ."""
+
+    code = "version_mismatch"
+    cause = "The state was computed by another version of mlx-lm, or has another form."
+    advice = (
+        "Use the same versions on both machines, or have a part of it computed again"
+        " here: `kvport selfcheck --artifact FILE --model MODEL --accept`."
+    )
 
 
 class ArithmeticMismatchError(KvportError):
@@ -157,3 +192,19 @@ class TensorHeaderError(FormatError):
     code = "tensor_header"
     cause = "A blob was not written by kvport for this layout."
     advice = "Do not use the file; export it again from its origin."
+
+
+class RecipientError(KvportError):
+    """A sealed artifact is not sealed for this machine."""
+
+    code = "wrong_recipient"
+    cause = "The artifact can only be opened with the keys that it was sealed for."
+    advice = "Export it for the key that `kvport keys recipient` prints here."
+
+
+class DecryptionError(KvportError):
+    """A sealed message or a wrapped key cannot be opened."""
+
+    code = "decryption"
+    cause = "Sealed bytes were damaged or exchanged, or sealed for another key."
+    advice = "Copy or export the file again, for the key of this machine."

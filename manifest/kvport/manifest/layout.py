@@ -11,10 +11,7 @@ padded with spaces to a multiple of 8 bytes. Format of the container: safetensor
 ("u64 little-endian header length, JSON header, data").
 """
 
-import json
-import math
 import re
-import struct
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -23,21 +20,14 @@ from typing import Any, Final
 
 import attrs
 
+from kvport.manifest.blob_layout import DTYPE_BYTES, ROWS, BlobLayout, Leaf
 from kvport.manifest.errors import (
     ArithmeticMismatchError,
     FormatError,
     LimitExceededError,
-    TensorHeaderError,
 )
 from kvport.manifest.fields import take, take_exact
-from kvport.manifest.limits import BLOB_BYTES, CACHES, LEAVES
-
-DTYPE_BYTES: Final = {
-    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8,
-}  # fmt: skip
-ROWS: Final = -1
-"""The dimension of a leaf's shape that counts rows (tokens)."""
+from kvport.manifest.limits import CACHES, LEAVES
 
 _PATH: Final = re.compile(r"(0|[1-9][0-9]{0,3})(\.(0|[1-9][0-9]{0,3})){0,3}", re.ASCII)
 _LEAF: Final = re.compile(r"[a-z][a-z0-9_]{0,15}", re.ASCII)
@@ -166,38 +156,6 @@ class CacheLayout:
         return CLASS_OF_KIND[self.kind]
 
 
-@attrs.frozen
-class TensorSpec:
-    """One tensor of a blob; `offset` counts from the start of the blob."""
-
-    name: str
-    cache: int
-    """Index into `StateLayout.caches`."""
-    leaf: int
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-@attrs.frozen
-class BlobLayout:
-    """What a blob must be: header bytes, tensors in order, total size in bytes."""
-
-    header: bytes
-    tensors: tuple[TensorSpec, ...]
-    size: int
-
-    def check_header(self, received: bytes) -> None:
-        """Compare the first bytes of a blob with the derived header.
-
-        Raises:
-            TensorHeaderError: any difference.
-        """
-        if received != self.header:
-            raise TensorHeaderError("a blob's header is not the derived one")
-
-
 @attrs.frozen(slots=False)
 class StateLayout:
     """The cache objects of a model, in their order."""
@@ -250,53 +208,36 @@ class StateLayout:
         if (found := self._derived.get((blob_class, rows))) is None:
             if rows < 1 or not self.has(blob_class):
                 raise ArithmeticMismatchError("no such blob in this layout")
-            found = self._derived[blob_class, rows] = self._derive(blob_class, rows)
+            found = BlobLayout.of(self.leaves(blob_class), rows)
+            self._derived[blob_class, rows] = found
         return found
+
+    def leaves(self, blob_class: BlobClass) -> tuple[Leaf, ...]:
+        """The tensors of all blobs of this class, in order."""
+        return self._leaves[blob_class]
 
     @cached_property
     def _derived(self) -> dict[tuple[BlobClass, int], BlobLayout]:
         return {}
 
-    def _derive(self, blob_class: BlobClass, rows: int) -> BlobLayout:
+    @cached_property
+    def _leaves(self) -> dict[BlobClass, tuple[Leaf, ...]]:
         # Leaves without bytes are described by the layout, and stored nowhere.
-        named = sorted(
-            (f"{cache.path}.{leaf.name}", c, j)
-            for c, cache in enumerate(self.caches)
-            if cache.layer_class is blob_class.layer_class
-            for j, leaf in enumerate(cache.leaves)
-            if 0 not in leaf.shape
-        )
-        header: dict[str, Any] = {}
-        sizes: list[tuple[tuple[int, ...], int, int]] = []
-        offset = 0
-        for name, c, j in named:
-            cache, leaf = self.caches[c], self.caches[c].leaves[j]
-            shape = leaf.resolve(min(rows, cache.window or rows))
-            nbytes = math.prod(shape) * DTYPE_BYTES[leaf.dtype]
-            sizes.append((shape, offset, nbytes))
-            if (offset := offset + nbytes) > BLOB_BYTES:
-                raise LimitExceededError("a blob of this layout would be too large")
-            header[name] = {
-                "dtype": leaf.dtype,
-                "shape": list(shape),
-                "data_offsets": [offset - nbytes, offset],
-            }
-        text = json.dumps(header, separators=(",", ":")).encode("ascii")
-        text += b" " * (-len(text) % 8)
-        head = struct.pack("<Q", len(text)) + text
-        tensors = tuple(
-            TensorSpec(
-                name=name,
-                cache=c,
-                leaf=j,
-                dtype=self.caches[c].leaves[j].dtype,
-                shape=shape,
-                offset=len(head) + start,
-                nbytes=nbytes,
-            )
-            for (name, c, j), (shape, start, nbytes) in zip(named, sizes, strict=True)
-        )
-        return BlobLayout(head, tensors, len(head) + offset)
+        found: dict[BlobClass, list[Leaf]] = {name: [] for name in BlobClass}
+        for blob_class in BlobClass:
+            for c, cache in enumerate(self.caches):
+                if cache.layer_class is not blob_class.layer_class:
+                    continue
+                for j, leaf in enumerate(cache.leaves):
+                    name = f"{cache.path}.{leaf.name}"
+                    if 0 not in leaf.shape:
+                        found[blob_class].append(
+                            Leaf(name, c, j, leaf.dtype, leaf.shape, cache.window)
+                        )
+        return {
+            blob_class: tuple(sorted(leaves, key=lambda leaf: leaf.name))
+            for blob_class, leaves in found.items()
+        }
 
     def to_json(self) -> list[dict[str, Any]]:
         """The JSON form that manifests carry."""

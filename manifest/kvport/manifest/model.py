@@ -3,8 +3,6 @@
 Decoding checks form, types and counts. What must add up is checked in arithmetic.py.
 """
 
-import re
-from datetime import datetime
 from typing import Any, Final
 
 import attrs
@@ -14,24 +12,14 @@ from kvport.manifest.digests import BlobDigest, format_digest, parse_digest
 from kvport.manifest.errors import FormatError, UnsupportedVersionError
 from kvport.manifest.fields import take, take_count, take_exact, take_items, take_text
 from kvport.manifest.identity import KeyId, StateIdentity
-from kvport.manifest.keys import parse_key_id
-from kvport.manifest.limits import AUDIENCE, BLOCK_TOKENS, POINTS, SEGMENTS
-from kvport.manifest.parts import Point, Prefix, Segment, Tables, take_key_ids
-from kvport.manifest.timestamps import format_time, parse_time
-from kvport.manifest.trust import check_scope
+from kvport.manifest.limits import BLOCK_TOKENS, POINTS, SEGMENTS, SEQUENCE
+from kvport.manifest.parts import Point, Prefix, Segment, Tables
+from kvport.manifest.terms import TERMS_FIELDS, Terms
+from kvport.manifest.trust import check_label
 
 FORMAT: Final = "kvport"
 FORMAT_VERSION: Final = 1
 ARTIFACT_KIND: Final = "prefix"
-_NONCE: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
-
-
-@attrs.frozen
-class Issuer:
-    """Who made the artifact: a key that signed it, and a name for people."""
-
-    key_id: KeyId
-    name: str
 
 
 @attrs.frozen
@@ -42,6 +30,36 @@ class Info:
     exporter: str = ""
     chat_template: str = ""
     hardware: str = ""
+
+
+@attrs.frozen
+class Session:
+    """Which conversation the prefix belongs to, and how far it has come.
+
+    Attributes:
+        id: label that the issuer gave the conversation, empty for none.
+        sequence: rises with each artifact of the conversation; 0 for none.
+    """
+
+    id: str = ""
+    sequence: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.id:
+            check_label(self.id)
+        if bool(self.id) != (self.sequence > 0):
+            raise FormatError("a session has a label and a sequence, or neither")
+
+    @classmethod
+    def from_json(cls, value: object) -> "Session":
+        """Decode, refusing unknown and missing fields.
+
+        Raises:
+            FormatError: the value is not a session.
+            LimitExceededError: the sequence is too large.
+        """
+        data = take_exact(value, ["id", "sequence"])
+        return cls(take(data, "id", str), take_count(data, "sequence", SEQUENCE))
 
 
 @attrs.frozen(kw_only=True)
@@ -55,12 +73,8 @@ class Manifest:
         prefix: the token entry.
         segments: from token 0, ascending.
         points: ascending.
-        scope: label that the exporter gave.
-        issuer: who made it.
-        created: aware, whole seconds.
-        expires: aware, whole seconds; admitted state does not expire with it.
-        nonce: 32 hex digits.
-        audience: key ids of the nodes it is for, sorted; empty for anyone.
+        terms: who issued it, for whom, and until when.
+        session: the conversation that it is of.
         info: for people.
     """
 
@@ -70,12 +84,8 @@ class Manifest:
     prefix: Prefix
     segments: tuple[Segment, ...]
     points: tuple[Point, ...]
-    scope: str
-    issuer: Issuer
-    created: datetime
-    expires: datetime
-    nonce: str
-    audience: tuple[KeyId, ...] = ()
+    terms: Terms
+    session: Session = Session()
     info: Info = Info()
 
     def encode(self) -> bytes:
@@ -86,27 +96,29 @@ class Manifest:
         """
         return canonical_dumps(self.to_json())
 
+    @property
+    def origins(self) -> frozenset[KeyId]:
+        """Keys that any part of the state came from."""
+        parts: tuple[Segment | Point, ...] = (*self.segments, *self.points)
+        return frozenset[KeyId]().union(*(part.provenance.origins for part in parts))
+
     def to_json(self) -> dict[str, Any]:
         """The JSON form."""
         tables = Tables.of((*self.segments, *self.points))
         return {
+            **self.terms.to_json(),
             "artifact_kind": ARTIFACT_KIND,
-            "audience": list(self.audience),
             "block_size": self.block_size,
-            "created": format_time(self.created),
-            "expires": format_time(self.expires),
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "identity": self.identity.to_json(),
             "info": attrs.asdict(self.info),
-            "issuer": attrs.asdict(self.issuer),
-            "nonce": self.nonce,
             "numerics": [row.to_json() for row in tables.numerics],
             "origins": list(tables.origins),
             "points": [point.to_json(tables) for point in self.points],
             "prefix": self.prefix.to_json(),
-            "scope": self.scope,
             "segments": [segment.to_json(tables) for segment in self.segments],
+            "session": attrs.asdict(self.session),
             "tokenizer": format_digest(self.tokenizer),
         }
 
@@ -119,7 +131,7 @@ class Manifest:
             FormatError: the value is not a manifest.
             LimitExceededError: a count or size is above the format's limits.
         """
-        _check_version(value)
+        check_version(value, ARTIFACT_KIND)
         data = take_exact(value, _FIELDS)
         tables = Tables.from_json(data)
         segments = take_items(data, "segments", SEGMENTS)
@@ -131,40 +143,37 @@ class Manifest:
             prefix=Prefix.from_json(data["prefix"]),
             segments=tuple(Segment.from_json(item, tables) for item in segments),
             points=tuple(Point.from_json(item, tables) for item in points),
-            scope=check_scope(take(data, "scope", str)),
-            issuer=_issuer(data["issuer"]),
-            created=parse_time(take(data, "created", str)),
-            expires=parse_time(take(data, "expires", str)),
-            nonce=take(data, "nonce", str),
-            audience=take_key_ids(data, "audience", AUDIENCE),
+            terms=Terms.from_json(data),
+            session=Session.from_json(data["session"]),
             info=_info(data["info"]),
         )
-        if manifest.block_size == 0 or not _NONCE.fullmatch(manifest.nonce):
-            raise FormatError("the block size or the nonce is out of form")
+        if manifest.block_size == 0:
+            raise FormatError("the block size is 0")
         if tables != Tables.of((*manifest.segments, *manifest.points)):
             raise FormatError("a table has rows that are unused or out of order")
         return manifest
 
 
 _FIELDS: Final = (
-    "artifact_kind", "audience", "block_size", "created", "expires", "format",
-    "format_version", "identity", "info", "issuer", "nonce", "numerics", "origins",
-    "points", "prefix", "scope", "segments", "tokenizer",
+    *TERMS_FIELDS, "artifact_kind", "block_size", "format", "format_version",
+    "identity", "info", "numerics", "origins", "points", "prefix", "segments",
+    "session", "tokenizer",
 )  # fmt: skip
 
 
-def _check_version(value: object) -> None:
+def check_version(value: object, kind: str) -> None:
+    """Look at format, version and kind of a payload, before its other fields.
+
+    Raises:
+        UnsupportedVersionError: another version or kind of artifact.
+        FormatError: not a payload of ours.
+    """
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise FormatError("not a kvport manifest")
     if take(value, "format_version", int) != FORMAT_VERSION:
         raise UnsupportedVersionError("a manifest of another format version")
-    if take(value, "artifact_kind", str) != ARTIFACT_KIND:
+    if take(value, "artifact_kind", str) != kind:
         raise UnsupportedVersionError("an artifact of another kind")
-
-
-def _issuer(value: object) -> Issuer:
-    data = take_exact(value, ["key_id", "name"])
-    return Issuer(parse_key_id(take(data, "key_id", str)), take_text(data, "name"))
 
 
 def _info(value: object) -> Info:

@@ -13,7 +13,9 @@ ALWAYS: Final = (
 """The widest window that can be written."""
 
 _FORM: Final = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII
+    # Later Pythons take 24:00:00 for the next day's midnight.
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?!24)[0-9]{2}:[0-9]{2}:[0-9]{2}Z",
+    re.ASCII,
 )
 
 

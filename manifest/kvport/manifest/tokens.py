@@ -42,6 +42,11 @@ def encode_tokens(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def decode_tokens(data: bytes) -> Sequence[int]:
+    """Inverse of `encode_tokens`, for a token entry that was verified."""
+    return [number for (number,) in struct.iter_unpack("<I", data)]
+
+
 class KeyChain:
     """key(p) along one sequence, hashing every full block once."""
 

@@ -1,140 +1,81 @@
-"""The allow-list: which keys may do what here, and until when.
+"""The allow-list: which keys may do what here, until when, and which never again.
 
 * What is not listed is refused; a missing or empty list refuses everything.
-* Being listed is not enough: the time, the role, the scope and the model must fit too.
-* `scopes` and `models` are sets of names, or `{"*"}` for all of them.
+* What is revoked is refused before anything else, whoever lists it.
+* Entries are the operator's own. Trust documents (trust_documents.py) add to them, as
+  long as the operator's entries give all their signers the role `trust`: no more than
+  these signers' own scopes, models and time, and never in place of an entry.
 
 Keys are compared by people when machines are paired; there is no trust on first use.
 """
 
-import re
 from collections.abc import Iterable
-from datetime import datetime
-from enum import StrEnum
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import attrs
 
 from kvport.manifest.canonical import canonical_dumps, strict_loads
-from kvport.manifest.digests import parse_hex32
-from kvport.manifest.errors import FormatError, LimitExceededError, UntrustedKeyError
-from kvport.manifest.fields import take, take_exact, take_items, take_text
+from kvport.manifest.domains import PayloadType
+from kvport.manifest.envelope import open_envelope
+from kvport.manifest.errors import (
+    ExpiredError,
+    FormatError,
+    LimitExceededError,
+    OwnKeyError,
+    RevokedKeyError,
+    RollbackError,
+    SignatureError,
+    UnsupportedVersionError,
+    UntrustedKeyError,
+)
+from kvport.manifest.fields import take_exact, take_items
 from kvport.manifest.identity import KeyId, fingerprint
-from kvport.manifest.keys import PublicKey
-from kvport.manifest.limits import TRUST_BYTES, TRUST_NAMES
-from kvport.manifest.timestamps import ALWAYS, format_time, parse_time
+from kvport.manifest.limits import CLOCK_SKEW_SECONDS, TRUST_BYTES, TRUST_KEYS
+from kvport.manifest.trust_documents import (
+    Adopted,
+    TrustDocument,
+    take_entries,
+    take_revoked,
+)
+from kvport.manifest.trust_entries import (
+    ANY,
+    Revocation,
+    Role,
+    TrustEntry,
+    check_label,
+    check_order,
+)
 
-ANY: Final = frozenset({"*"})
-"""As a set of scopes or models: all of them."""
+__all__ = [
+    "ANY", "Adopted", "Revocation", "Role", "TrustDocument", "TrustEntry", "TrustList",
+    "check_label",
+]  # fmt: skip
 
-_SCOPE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-
-
-class Role(StrEnum):
-    """What a key may be used for; no key serves two purposes."""
-
-    EXPORT = "export"
-    """Sign artifacts that are imported here."""
-
-
-def check_scope(label: str) -> str:
-    """The label, if it is one.
-
-    Raises:
-        FormatError: not 1 to 64 letters, digits, dots, dashes or underscores.
-    """
-    if not _SCOPE.fullmatch(label):
-        raise FormatError("not a scope label")
-    return label
-
-
-@attrs.frozen(kw_only=True)
-class TrustEntry:
-    """What one key is trusted with.
-
-    Attributes:
-        public_key: the key itself; `key_id` follows from it.
-        name: for people, never compared.
-        not_before: aware; the key is trusted from then on,
-        not_after: aware; and no longer from then on.
-        roles: what it may sign.
-        scopes: labels that its artifacts may carry.
-        models: names, as served here, of the models it may bring state for.
-    """
-
-    public_key: PublicKey
-    name: str
-    not_before: datetime = ALWAYS[0]
-    not_after: datetime = ALWAYS[1]
-    roles: frozenset[Role] = frozenset(Role)
-    scopes: frozenset[str] = ANY
-    models: frozenset[str] = ANY
-
-    @property
-    def key_id(self) -> KeyId:
-        """Id of the key."""
-        return self.public_key.key_id
-
-    def allows_scope(self, scope: str) -> bool:
-        """Whether artifacts may carry this label."""
-        return self.scopes == ANY or scope in self.scopes
-
-    def allows_model(self, model: str) -> bool:
-        """Whether state for the model of this name may come from the key."""
-        return self.models == ANY or model in self.models
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "key_id": self.key_id,
-            "models": sorted(self.models),
-            "name": self.name,
-            "not_after": format_time(self.not_after),
-            "not_before": format_time(self.not_before),
-            "public_key": self.public_key.raw.hex(),
-            "roles": sorted(role.value for role in self.roles),
-            "scopes": sorted(self.scopes),
-        }
-
-    @classmethod
-    def from_json(cls, value: object) -> "TrustEntry":
-        """Decode, refusing unknown and missing fields.
-
-        Raises:
-            FormatError: the value is not an entry.
-            WeakKeyError: its key is weak.
-        """
-        names = [field.name for field in attrs.fields(cls)]
-        data = take_exact(value, ["key_id", *names])
-        roles = _names(data, "roles")
-        if not roles <= frozenset(Role):
-            raise FormatError("a trust entry has an unknown role")
-        entry = cls(
-            public_key=PublicKey(parse_hex32(take(data, "public_key", str))),
-            name=take_text(data, "name"),
-            not_before=parse_time(take(data, "not_before", str)),
-            not_after=parse_time(take(data, "not_after", str)),
-            roles=frozenset(map(Role, roles)),
-            scopes=_names(data, "scopes"),
-            models=_names(data, "models"),
-        )
-        for scope in entry.scopes - ANY:
-            check_scope(scope)
-        if data["key_id"] != entry.key_id:
-            raise FormatError("a trust entry's key id is not that of its key")
-        return entry
+_SKEW: Final = timedelta(seconds=CLOCK_SKEW_SECONDS)
+_HEAD: Final[dict[str, Any]] = {"format": "kvport-trust", "format_version": 1}
 
 
 @attrs.frozen
 class TrustList:
-    """Entries, one per key, sorted by key id."""
+    """What a machine believes.
+
+    Attributes:
+        entries: by the operator, one per key, sorted by key id.
+        revoked: keys that are never believed again, sorted by key id.
+        documents: adopted ones, the last of each issuer, sorted by issuer.
+    """
 
     entries: tuple[TrustEntry, ...] = ()
+    revoked: tuple[Revocation, ...] = ()
+    documents: tuple[Adopted, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        ids = [entry.key_id for entry in self.entries]
-        if ids != sorted(set(ids)):
-            raise FormatError("trust entries must be sorted by key id, one per key")
+        check_order(self.entries)
+        check_order(self.revoked)
+        issuers = [document.issuer for document in self.documents]
+        if issuers != sorted(set(issuers)):
+            raise FormatError("documents must be sorted by issuer, one per issuer")
 
     @classmethod
     def of(cls, entries: Iterable[TrustEntry]) -> "TrustList":
@@ -143,7 +84,83 @@ class TrustList:
         Raises:
             FormatError: two entries for one key.
         """
-        return cls(tuple(sorted(entries, key=lambda entry: entry.key_id)))
+        return cls(_sorted(entries))
+
+    # Changes: each gives a new list.
+
+    def with_entry(self, entry: TrustEntry) -> "TrustList":
+        """The list with this entry, in place of what was said about its key.
+
+        Raises:
+            RevokedKeyError: the key is revoked.
+        """
+        self._check_not_revoked(entry.key_id)
+        others = (each for each in self.entries if each.key_id != entry.key_id)
+        return attrs.evolve(self, entries=_sorted((*others, entry)))
+
+    def without(self, key_id: KeyId) -> "TrustList":
+        """The list without the operator's entry for a key; documents may still list it.
+
+        What is revoked stays so.
+        """
+        left = (each for each in self.entries if each.key_id != key_id)
+        return attrs.evolve(self, entries=tuple(left))
+
+    def revoke(self, revoked: Iterable[Revocation]) -> "TrustList":
+        """The list with these keys revoked too, in whatever order it is told.
+
+        Of two that name one key the earlier one stays.
+        """
+        first = {one.key_id: one for one in sorted([*self.revoked, *revoked])[::-1]}
+        return attrs.evolve(self, revoked=tuple(first[name] for name in sorted(first)))
+
+    def adopt(self, envelope: bytes, *, now: datetime, own_key: KeyId) -> "TrustList":
+        """The list once it believes a signed trust document.
+
+        Lists with the same entries reach the same list by the same documents, in
+        whatever order each issuer's come after each other.
+
+        Args:
+            envelope: the received bytes.
+            now: aware.
+            own_key: of this machine, which no document revokes.
+
+        Raises:
+            UnsupportedVersionError: another type of payload, or version.
+            RevokedKeyError: a signer is revoked.
+            UntrustedKeyError: a signer does not have the role `trust` now.
+            SignatureError: a signature does not verify, or the issuer did not sign.
+            FormatError: not a trust document in its one form.
+            ExpiredError: it has expired, or is from the future.
+            RollbackError: a later one of its issuer, or another one of the same
+                version, was adopted before.
+            OwnKeyError: it revokes this machine's key.
+            LimitExceededError: it is too long.
+        """
+        opened = open_envelope(envelope)
+        if opened.payload_type != PayloadType.TRUST:
+            raise UnsupportedVersionError("an envelope with another type of payload")
+        ids = [signature.key_id for signature in opened.signatures]
+        signers = [self.allows(key, now=now, role=Role.TRUST) for key in ids]
+        for signature, signer in zip(opened.signatures, signers, strict=True):
+            signer.public_key.verify(signature.value, opened.message)
+        document = TrustDocument.decode(opened.payload)
+        if document.issuer not in ids:
+            raise SignatureError("the issuer did not sign")
+        if document.created > now + _SKEW:
+            raise ExpiredError("the trust document was created in the future")
+        if document.expires <= now:
+            raise ExpiredError("the trust document has expired")
+        if any(one.key_id == own_key for one in document.revoked):
+            raise OwnKeyError("the trust document revokes this machine's own key")
+        adopted = Adopted.of(document, opened.payload, ids)
+        if (before := self.document(document.issuer)) is not None:
+            _check_follows(adopted, before)
+        others = (each for each in self.documents if each.issuer != adopted.issuer)
+        documents = sorted((*others, adopted), key=lambda each: each.issuer)
+        return attrs.evolve(self, documents=tuple(documents)).revoke(document.revoked)
+
+    # Questions.
 
     def allows(self, key_id: KeyId, *, now: datetime, role: Role) -> TrustEntry:
         """The entry under which the key may act in this role at this time.
@@ -156,9 +173,11 @@ class TrustList:
             role: what it did.
 
         Raises:
-            UntrustedKeyError: there is none.
+            RevokedKeyError: the key is revoked.
+            UntrustedKeyError: there is no such entry.
         """
-        entry = next((e for e in self.entries if e.key_id == key_id), None)
+        self._check_not_revoked(key_id)
+        entry = self.entry(key_id)
         if entry is None:
             raise UntrustedKeyError(
                 f"the signer, {fingerprint(key_id)}, is not in the trust list"
@@ -169,14 +188,56 @@ class TrustList:
             raise UntrustedKeyError("the signer is not trusted in this role")
         return entry
 
+    def entry(self, key_id: KeyId) -> TrustEntry | None:
+        """What counts for a key: the operator's entry, else one that was given."""
+        own = (each for each in self.entries if each.key_id == key_id)
+        given = (each for each in self.given if each.key_id == key_id)
+        return next(own, None) or next(given, None)
+
+    @property
+    def given(self) -> tuple[TrustEntry, ...]:
+        """What documents give, within what their signers have; sorted by key id.
+
+        Of several that give one key the one of the issuer with the lowest id counts.
+        """
+        found: dict[KeyId, TrustEntry] = {}
+        for document in self.documents:
+            if (signers := self._believed(document)) is None:
+                continue
+            for entry in document.entries:
+                cut = attrs.evolve(
+                    entry, not_after=min(entry.not_after, document.expires)
+                )
+                for signer in signers:
+                    cut = cut.within(signer)
+                found.setdefault(entry.key_id, cut)
+        return tuple(found[key_id] for key_id in sorted(found))
+
+    def document(self, issuer: KeyId) -> Adopted | None:
+        """The last document of an issuer, None if there was none."""
+        return next((each for each in self.documents if each.issuer == issuer), None)
+
+    @property
+    def revoked_keys(self) -> frozenset[KeyId]:
+        """Ids of all revoked keys."""
+        return frozenset(one.key_id for one in self.revoked)
+
+    # Its file.
+
     def to_json(self) -> bytes:
         """Canonical JSON.
 
         Raises:
             LimitExceededError: longer than `TRUST_BYTES`.
         """
-        entries = [entry.to_json() for entry in self.entries]
-        data = canonical_dumps({**_HEAD, "entries": entries})
+        data = canonical_dumps(
+            {
+                **_HEAD,
+                "documents": [document.to_json() for document in self.documents],
+                "entries": [entry.to_json() for entry in self.entries],
+                "revoked": [one.to_json() for one in self.revoked],
+            }
+        )
         if len(data) > TRUST_BYTES:
             raise LimitExceededError("the trust list is too long")
         return data
@@ -192,19 +253,46 @@ class TrustList:
         """
         if len(data) > TRUST_BYTES:
             raise LimitExceededError("the trust list is too long")
-        value = take_exact(strict_loads(data), [*_HEAD, "entries"])
+        names = [field.name for field in attrs.fields(cls)]
+        value = take_exact(strict_loads(data), [*_HEAD, *names])
         if any(value[name] != expected for name, expected in _HEAD.items()):
             raise FormatError("not a trust list of this version")
-        return cls(tuple(map(TrustEntry.from_json, take(value, "entries", list))))
+        documents = take_items(value, "documents", TRUST_KEYS)
+        return cls(
+            take_entries(value, "entries"),
+            take_revoked(value, "revoked"),
+            tuple(map(Adopted.from_json, documents)),
+        )
+
+    # Internals.
+
+    def _check_not_revoked(self, key_id: KeyId) -> None:
+        if key_id in self.revoked_keys:
+            raise RevokedKeyError(f"the key {fingerprint(key_id)} is revoked")
+
+    def _believed(self, document: Adopted) -> list[TrustEntry] | None:
+        """The operator's entries for all signers; None if one is believed no more."""
+        own = {
+            entry.key_id: entry
+            for entry in self.entries
+            if Role.TRUST in entry.roles and entry.key_id not in self.revoked_keys
+        }
+        if not own.keys() >= set(document.signers):
+            return None
+        return [own[signer] for signer in document.signers]
 
 
-_HEAD: Final[dict[str, Any]] = {"format": "kvport-trust", "format_version": 1}
+def _sorted(entries: Iterable[TrustEntry]) -> tuple[TrustEntry, ...]:
+    return tuple(sorted(entries, key=lambda entry: entry.key_id))
 
 
-def _names(data: dict[str, Any], name: str) -> frozenset[str]:
-    items = take_items(data, name, TRUST_NAMES)
-    if not all(type(item) is str and item and item.isprintable() for item in items):
-        raise FormatError(f"{name!r} of a trust entry is not a list of names")
-    if items != sorted(set(items)) or ("*" in items and len(items) > 1):
-        raise FormatError(f"{name!r} of a trust entry is not in order")
-    return frozenset(items)
+def _check_follows(document: Adopted, before: Adopted) -> None:
+    if document.version < before.version:
+        raise RollbackError(
+            f"version {document.version} of the trust document is older than"
+            f" {before.version}, which was adopted before"
+        )
+    if document.version == before.version and document.digest != before.digest:
+        raise RollbackError(
+            f"another trust document of version {before.version} was adopted before"
+        )

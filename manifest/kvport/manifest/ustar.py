@@ -28,6 +28,7 @@ ENVELOPE_NAME: Final = "envelope.json"
 _FIRST: Final = ENVELOPE_NAME.encode() + b"\0"
 """How every container begins."""
 TOKENS_NAME: Final = "tokens"
+PRIVATE_NAME: Final = "private.json"
 
 _SIZE_LIMIT: Final = 8**11  # eleven octal digits
 _NAME: Final = slice(0, 100)

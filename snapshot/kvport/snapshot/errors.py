@@ -25,6 +25,14 @@ class EvictedError(NothingRestorableError):
     )
 
 
+class RevokedStateError(NothingRestorableError):
+    """State came from a key that was revoked since; also ends running requests."""
+
+    code = "state_revoked"
+    cause = "Stored state of the prompt came from a key that was revoked since."
+    advice = "Send the prompt again: it is computed here."
+
+
 class CacheOffError(NothingRestorableError):
     """The model runs without the cache."""
 
@@ -361,3 +369,19 @@ class AmbiguousNamespaceError(KvportError):
     code = "ambiguous_namespace"
     cause = "Several namespaces of the cache go by this name."
     advice = "Name one by its id, of which 8 digits or more are enough."
+
+
+class ProofError(KvportError):
+    """Parts of an artifact, computed again, are not what it holds."""
+
+    code = "proof"
+    cause = "The artifact's state is not what the model computes here."
+    advice = "Do not import it; ask who signed it which model and versions it is from."
+
+
+class LibraryMissingError(KvportError):
+    """A library that only some artifacts need is not installed."""
+
+    code = "library_missing"
+    cause = "This environment has only a part of kvport's dependencies."
+    advice = "Install kvport with all of its dependencies."

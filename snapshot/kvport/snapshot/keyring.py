@@ -3,7 +3,10 @@
     <home>/keys/signing.key    seed of the Ed25519 key, 64 hex digits
     <home>/keys/api.key        bearer key of the HTTP API, 32 random bytes in base64url
     <home>/keys/cache.key      key of the cache's MACs, 64 hex digits
+    <home>/keys/recipient.key  opens what is sealed for us (X25519), 64 hex digits
+    <home>/keys/sealing.key    where keys of sealed blobs come from, 64 hex digits
     <home>/trust.json          the allow-list (kvport.manifest.trust), canonical JSON
+    <home>/equivalences.json   versions that are taken for ours, canonical JSON
 
 * All are 0600, in 0700 directories, written durably and whole.
 * A file that others may touch, that another user owns, or that is a link is refused.
@@ -19,15 +22,18 @@ import os
 import re
 import secrets
 import stat
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from kvport.manifest.digests import parse_hex32
-from kvport.manifest.errors import KvportError
+from kvport.manifest.equivalence import Equivalence, Equivalences
+from kvport.manifest.errors import FormatError, KvportError, OwnKeyError
 from kvport.manifest.identity import KeyId
 from kvport.manifest.keys import SigningKey
-from kvport.manifest.limits import TRUST_BYTES
-from kvport.manifest.trust import TrustEntry, TrustList
+from kvport.manifest.limits import EQUIVALENCE_BYTES, TRUST_BYTES
+from kvport.manifest.recipients import RecipientKey
+from kvport.manifest.trust import Revocation, TrustEntry, TrustList
 from kvport.snapshot.durable import fsync_directory, write_atomic, write_once
 from kvport.snapshot.errors import KeyFileError
 
@@ -50,7 +56,10 @@ class Keyring:
         self._signing = home / "keys" / "signing.key"
         self._api = home / "keys" / "api.key"
         self._cache = home / "keys" / "cache.key"
+        self._recipient = home / "keys" / "recipient.key"
+        self._sealing = home / "keys" / "sealing.key"
         self._trust = home / "trust.json"
+        self._equivalences = home / "equivalences.json"
 
     def create(self) -> None:
         """Make what is missing: directories, keys, and a trust list with our key.
@@ -68,8 +77,9 @@ class Keyring:
             _write_key(self._signing, key.to_bytes().hex())
         if not self._api.exists():
             _write_key(self._api, secrets.token_urlsafe(32))
-        if not self._cache.exists():
-            _write_key(self._cache, secrets.token_hex(32))
+        for path in (self._cache, self._recipient, self._sealing):
+            if not path.exists():
+                _write_key(path, secrets.token_hex(32))
 
     def signing_key(self) -> SigningKey:
         """The key that this node signs artifacts with.
@@ -77,12 +87,23 @@ class Keyring:
         Raises:
             KeyFileError: there is none, or its file is not fit for use.
         """
-        try:
-            return SigningKey.from_bytes(parse_hex32(_read_key(self._signing)))
-        except KeyFileError:
-            raise
-        except KvportError as error:
-            raise KeyFileError("the signing key is not 64 hex digits") from error
+        return SigningKey.from_bytes(_read_secret(self._signing, "signing key"))
+
+    def recipient_key(self) -> RecipientKey:
+        """The key that opens what is sealed for this node.
+
+        Raises:
+            KeyFileError: there is none, or its file is not fit for use.
+        """
+        return RecipientKey.from_bytes(_read_secret(self._recipient, "recipient's key"))
+
+    def sealing_secret(self) -> bytes:
+        """The secret from which keys of sealed blobs come, 32 bytes.
+
+        Raises:
+            KeyFileError: there is none, or its file is not fit for use.
+        """
+        return _read_secret(self._sealing, "sealing secret")
 
     def api_key(self) -> str:
         """The bearer key of the HTTP API.
@@ -101,12 +122,7 @@ class Keyring:
         Raises:
             KeyFileError: there is none, or its file is not fit for use.
         """
-        try:
-            return parse_hex32(_read_key(self._cache))
-        except KeyFileError:
-            raise
-        except KvportError as error:
-            raise KeyFileError("the cache's key is not 64 hex digits") from error
+        return _read_secret(self._cache, "cache's key")
 
     def load_trust(self) -> TrustList:
         """The trust list as it is now; empty, which trusts nobody, if there is none.
@@ -122,15 +138,38 @@ class Keyring:
         except KvportError as error:
             raise KeyFileError("the trust list is damaged") from error
 
+    def load_equivalences(self) -> Equivalences:
+        """The equivalence pairs as they are now; none if there is no file.
+
+        Raises:
+            KeyFileError: the file is not fit for use.
+        """
+        data = _read(self._equivalences, EQUIVALENCE_BYTES)
+        if data is None:
+            return Equivalences()
+        try:
+            return Equivalences.decode(data)
+        except KvportError as error:
+            raise KeyFileError("the list of equivalences is damaged") from error
+
+    def accept(self, pair: Equivalence) -> None:
+        """Take other versions for ours, from the next import on.
+
+        Raises:
+            KeyFileError: the present list is not fit for use.
+        """
+        pairs = self.load_equivalences().with_pair(pair)
+        write_atomic(self._equivalences, pairs.encode(), _FILE_MODE)
+
     def add(self, entry: TrustEntry) -> None:
         """Trust a key, in place of what was said about it before.
 
         Raises:
             KeyFileError: the present list is not fit for use.
             LimitExceededError: the list would be too long.
+            RevokedKeyError: the key is revoked.
         """
-        others = (e for e in self.load_trust().entries if e.key_id != entry.key_id)
-        self._save(TrustList.of((*others, entry)))
+        self._save(self.load_trust().with_entry(entry))
 
     def remove(self, key_id: KeyId) -> bool:
         """Trust a key no longer.
@@ -141,12 +180,45 @@ class Keyring:
         Raises:
             KeyFileError: the present list is not fit for use.
         """
-        before = self.load_trust().entries
-        after = tuple(entry for entry in before if entry.key_id != key_id)
-        if len(after) == len(before):
+        before = self.load_trust()
+        if (after := before.without(key_id)) == before:
             return False
-        self._save(TrustList(after))
+        self._save(after)
         return True
+
+    def revoke(self, revocation: Revocation) -> bool:
+        """Believe a key never again; what it brought is to be purged then.
+
+        Returns:
+            Whether it was not revoked before.
+
+        Raises:
+            KeyFileError: the present list, or the signing key, is not fit for use.
+            LimitExceededError: the list would be too long.
+            OwnKeyError: it is this node's own.
+        """
+        if revocation.key_id == self.signing_key().public.key_id:
+            raise OwnKeyError("this machine's own key cannot be revoked here")
+        before = self.load_trust()
+        after = before.revoke([revocation])
+        self._save(after)
+        return after.revoked_keys != before.revoked_keys
+
+    def adopt(self, envelope: bytes, now: datetime) -> tuple[TrustList, TrustList]:
+        """Believe a signed trust document: see `TrustList.adopt`.
+
+        Returns:
+            The list before, and the list from now on.
+
+        Raises:
+            KeyFileError: the present list, or the signing key, is not fit for use.
+            KvportError: another subclass, as of `TrustList.adopt`; nothing changed.
+        """
+        before = self.load_trust()
+        own_key = self.signing_key().public.key_id
+        after = before.adopt(envelope, now=now, own_key=own_key)
+        self._save(after)
+        return before, after
 
     def _save(self, trust: TrustList) -> None:
         write_atomic(self._trust, trust.to_json(), _FILE_MODE)
@@ -167,6 +239,13 @@ def _read_key(path: Path) -> str:
     if data is None:
         raise KeyFileError("a key file is missing")
     return data.decode("ascii", "replace").removesuffix("\n")
+
+
+def _read_secret(path: Path, what: str) -> bytes:
+    try:
+        return parse_hex32(_read_key(path))
+    except FormatError as error:
+        raise KeyFileError(f"the {what} is not 64 hex digits") from error
 
 
 def _read(path: Path, limit: int) -> bytes | None:

@@ -88,6 +88,10 @@ class KnownRoots:
         names = self._limits.names() or self._ids.names()
         return Path(names[-1]) if names else None
 
+    def all(self) -> tuple[Path, ...]:
+        """Every one that this home had."""
+        return tuple(map(Path, self._ids.names()))
+
     def id_of(self, root: Path) -> str | None:
         """The id that a root must have; None if it is not known."""
         return self._ids.get(str(root))

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,7 @@ import structlog
 
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.nodes import NodeId
+from kvport.manifest.recipients import Recipient
 from kvport.manifest.tokens import BLOCK_SIZE, encode_tokens
 from kvport.snapshot.cache.cache import Opening
 from kvport.snapshot.cache.policy import Tier
@@ -28,18 +29,16 @@ from kvport.snapshot.engine.restore import selection
 from kvport.snapshot.engine.scheduler import Ticket
 from kvport.snapshot.engine.template import Rendered
 from kvport.snapshot.engine.tuning import Tuning
-from kvport.snapshot.errors import (
-    CacheOffError,
-    TierError,
-    UnknownModelError,
-)
+from kvport.snapshot.errors import CacheOffError, TierError, UnknownModelError
 from kvport.snapshot.home_lock import lock
 from kvport.snapshot.keyring import Keyring
+from kvport.snapshot.known_models import KnownModels
 from kvport.snapshot.known_roots import KnownRoots, Limits
 from kvport.snapshot.namespaces import NamespaceBook
 from kvport.snapshot.orders import JUDGE, Orders
 from kvport.snapshot.prompts import Prompt, rendered
 from kvport.snapshot.residents import DEFAULT_SCOPE, Residents
+from kvport.snapshot.revoking import Revoking
 from kvport.snapshot.transfer.exporter import Export, Issue, open_export
 from kvport.snapshot.transfer.importer import Import, LocalModel
 from kvport.snapshot.transfer.kept import Artifacts
@@ -123,6 +122,7 @@ class Node:
             ledger=ledger,
             scope=DEFAULT_SCOPE,
             key=self._signer.public,
+            sealing_secret=keyring.sealing_secret(),
             now=_now,
         )
 
@@ -136,7 +136,7 @@ class Node:
             ConfigFileError: what is set about namespaces cannot be read.
             HomeInUseError: another process runs on this home.
             SettingError: the home had several caches, and none is named.
-            KeyFileError: a key file is not private.
+            KeyFileError: a key file, or the trust list, is not private or is damaged.
             KvportError: the cache root cannot be used, or mlx-lm is not the pinned one.
         """
         keyring = Keyring(settings.home)
@@ -146,7 +146,8 @@ class Node:
             book = NamespaceBook(settings.home)
             ledger = Ledger(settings.home / "state.sqlite")
             undo.callback(ledger.close)
-            volume = _volume(settings, ledger, book, keyring.cache_mac_key())
+            ledger.purge(keyring.load_trust().revoked_keys)
+            volume = _volume(settings, ledger, book, keyring)
             undo.callback(volume.close)
             residents = Residents(
                 volume=volume,
@@ -156,12 +157,20 @@ class Node:
                 keep_alive=settings.keep_alive,
                 block_size=settings.block_size if settings.cache_enabled else None,
                 local=keyring.signing_key().public.key_id,
+                known=KnownModels(settings.home),
             )
             undo.callback(residents.engine.close)
+            revoking = Revoking(
+                trust=keyring.load_trust,
+                cache=lambda: volume.cache,
+                ledger=ledger,
+                requests=residents.engine.purge,
+            )
             orders = Orders(
                 cache=lambda: volume.cache,
                 book=book,
                 ledger=ledger,
+                revoking=revoking,
                 settle=residents.settle_tails,
                 reclaim=residents.reclaim_rest,
             )
@@ -270,7 +279,13 @@ class Node:
             )
 
     def export(
-        self, name: str, tokens: Sequence[int], *, compress: bool = False
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        compress: bool = False,
+        session: str = "",
+        recipients: Iterable[Recipient] = (),
     ) -> Export:
         """Open an export of the longest restorable prefix of these tokens.
 
@@ -278,6 +293,8 @@ class Node:
             name: the model.
             tokens: ids.
             compress: whether blobs are encoded that are smaller so.
+            session: label of the conversation that it is of; empty for none.
+            recipients: who can open it; empty for everyone.
 
         Raises:
             NothingRestorableError: a subclass says why.
@@ -293,6 +310,9 @@ class Node:
             tokenizer=model.tokenizer_digest,
             now=_now(),
             compress=compress,
+            session=session,
+            recipients=tuple(dict.fromkeys(recipients)),
+            sealing_secret=self.keyring.sealing_secret(),
         )
         with self.volume.using() as cache:
             return open_export(
@@ -309,17 +329,14 @@ class Node:
         return None if artifact is None else self.artifacts.nodes(ArtifactId(artifact))
 
     def start_import(self, model: str | None = None) -> Import:
-        """Begin an import; feed it the container's bytes.
-
-        Raises:
-            CacheAbsentError: there is no cache at present.
-        """
+        """Begin an import, for bytes to be fed to; CacheAbsentError without a cache."""
         return Import(
             cache=self.volume.cache,
             ledger=self.ledger,
             models=self.local_models(model),
             trust=self.keyring.load_trust,
             local=self.key_id,
+            recipient=self.keyring.recipient_key,
         )
 
     def health(self) -> VolumeStatus:
@@ -332,8 +349,9 @@ class Node:
         if only is not None:
             self.engine.model(only)
             served = {name: one for name, one in served.items() if name == only}
+        accepted = self.keyring.load_equivalences()
         return [
-            LocalModel(name, one.model.tokenizer_digest, one.store.namespace)
+            LocalModel(name, one.model.tokenizer_digest, one.store.namespace, accepted)
             for name, one in served.items()
             if one.store is not None
         ]
@@ -347,9 +365,9 @@ class Node:
 
 
 def _volume(
-    settings: NodeSettings, ledger: Ledger, book: NamespaceBook, mac_key: bytes
+    settings: NodeSettings, ledger: Ledger, book: NamespaceBook, keyring: Keyring
 ) -> Volume:
-    """The volume that the cache is on; see `Volume.open`."""
+    """The volume that the cache is on, purged at each opening; see `Volume.open`."""
     if not settings.cache_enabled:
         return Volume.off()
     # A known root that is not there is a volume that is not mounted: it must not be
@@ -361,13 +379,17 @@ def _volume(
         cap_bytes=settings.cap_bytes,
         on_removed=ledger.record_removed,
         expected_root=roots.id_of(root),
-        mac_key=mac_key,
+        mac_key=keyring.cache_mac_key(),
         free_floor=settings.free_floor,
         settings=lambda known: book.settings(known.id, known.model, known.scope),
         names=book.names,
         judge=JUDGE,
     )
-    works = (lambda cache: roots.opened(root, cache.root_id), ledger.reconcile)
+    works = (
+        lambda cache: roots.opened(root, cache.root_id),
+        ledger.reconcile,
+        lambda cache: cache.administration.purge(keyring.load_trust().revoked_keys),
+    )
     volume = Volume.open(opening, works)
     roots.serves(root, Limits(settings.cap_bytes, settings.free_floor))
     return volume

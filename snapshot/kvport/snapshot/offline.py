@@ -20,6 +20,7 @@ from kvport.snapshot.keyring import Keyring
 from kvport.snapshot.known_roots import KnownRoots, Limits
 from kvport.snapshot.namespaces import NamespaceBook
 from kvport.snapshot.orders import JUDGE, Orders
+from kvport.snapshot.revoking import Revoking
 from kvport.snapshot.transfer.ledger import Ledger
 from kvport.snapshot.volume_status import check_writable
 
@@ -49,7 +50,7 @@ def opened(home: Path, root: Path, *, starting: bool = False) -> Iterator[Orders
     """
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, lock(home))
-        book = NamespaceBook(home)
+        book, keyring = NamespaceBook(home), Keyring(home)
         ledger = Ledger(home / "state.sqlite")
         undo.callback(ledger.close)
         roots = KnownRoots(home)
@@ -63,7 +64,7 @@ def opened(home: Path, root: Path, *, starting: bool = False) -> Iterator[Orders
             free_floor=limits.floor,
             on_removed=ledger.record_removed,
             expected_root=roots.id_of(root),
-            mac_key=Keyring(home).cache_mac_key(),
+            mac_key=keyring.cache_mac_key(),
             settings=lambda known: book.settings(known.id, known.model, known.scope),
             names=book.names,
             judge=JUDGE,
@@ -74,7 +75,13 @@ def opened(home: Path, root: Path, *, starting: bool = False) -> Iterator[Orders
         ledger.reconcile(cache)
         swept = Freed(cache.administration.swept_bytes)
         orders = Orders(
-            cache=lambda: cache, book=book, ledger=ledger, reclaim=lambda: swept
+            cache=lambda: cache,
+            book=book,
+            ledger=ledger,
+            revoking=Revoking(
+                trust=keyring.load_trust, cache=lambda: cache, ledger=ledger
+            ),
+            reclaim=lambda: swept,
         )
         undo.callback(orders.close)
         yield orders

@@ -36,6 +36,7 @@ from kvport.snapshot.errors import (
     UnknownNamespaceError,
 )
 from kvport.snapshot.namespaces import Change, NamespaceBook
+from kvport.snapshot.revoking import PurgeOutcome, Revoking
 from kvport.snapshot.scrubbing import Scrubbing
 from kvport.snapshot.transfer.kept import Known, known
 from kvport.snapshot.transfer.ledger import Ledger
@@ -109,6 +110,7 @@ class Orders:
         cache: Callable[[], Cache],
         book: NamespaceBook,
         ledger: Ledger,
+        revoking: Revoking,
         settle: Settle = _nothing,
         reclaim: Callable[[], Freed] = Freed,
     ) -> None:
@@ -118,6 +120,7 @@ class Orders:
             cache: the open cache, or an error that says why there is none.
             book: the home's settings.
             ledger: the home's artifacts.
+            revoking: of the home.
             settle: what to do about state that is in memory only.
             reclaim: what went beside, and counts for `gc`: what unloaded models left
                 and nothing holds, or what an opening has swept.
@@ -125,6 +128,7 @@ class Orders:
         self._cache: Final = cache
         self._book: Final = book
         self._ledger: Final = ledger
+        self._revoking: Final = revoking
         self._settle: Final = settle
         self._reclaim: Final = reclaim
         self._changing: Final = threading.Lock()
@@ -260,6 +264,10 @@ class Orders:
             nodes=nodes,
             force=order.force,
         )
+
+    def purge(self) -> PurgeOutcome:
+        """Do away with what came from revoked keys: see `Revoking.purge`."""
+        return self._revoking.purge()
 
     # Holds.
 

@@ -19,19 +19,23 @@ from typing import Final, TypeVar
 import attrs
 import structlog
 
+from kvport.manifest.digests import parse_digest
 from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import KeyId
+from kvport.manifest.signed import Local
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.clear import Cleared
 from kvport.snapshot.cache.plan import Freed
 from kvport.snapshot.cache.records import Namespace, RemovalReason
+from kvport.snapshot.engine.futures import settle
 from kvport.snapshot.engine.local_identity import FileDigests
 from kvport.snapshot.engine.models import Model, locate
-from kvport.snapshot.engine.scheduler import Engine, settle
+from kvport.snapshot.engine.scheduler import Engine
 from kvport.snapshot.engine.served import Left
 from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tuning import Tuning
 from kvport.snapshot.errors import ModelLoadedError, UnknownModelError
+from kvport.snapshot.known_models import KnownModels
 from kvport.snapshot.namespaces import NamespaceBook
 from kvport.snapshot.volume import Volume
 
@@ -69,6 +73,7 @@ class Residents:
         keep_alive: float,
         block_size: int | None,
         local: KeyId,
+        known: KnownModels,
     ) -> None:
         """Start the engine.
 
@@ -80,6 +85,7 @@ class Residents:
             keep_alive: likewise.
             block_size: tokens in a block; None keeps no state.
             local: this node's key.
+            known: told of the models that are loaded.
 
         Raises:
             EngineConformanceError: mlx-lm is not the pinned one.
@@ -90,6 +96,7 @@ class Residents:
         self._keep_alive = keep_alive
         self._block_size = block_size
         self._local = local
+        self._known = known
         self._unreclaimed: dict[str, tuple[Namespace, str]] = {}
         """By id: something was held when their model, of this name, went."""
         self._loading = threading.Lock()
@@ -206,6 +213,8 @@ class Residents:
             cache.namespace(*of, model=model.name, source=source, loaded=loaded)
             self._configure(cache, namespace, model.name)
 
+        tokenizer = parse_digest(model.tokenizer_digest)
+        self._known.add(Local(model.identity, tokenizer, of[2], model.name))
         self._book.loaded.add(namespace.id, model.name)
         try:
             end = self._volume.arrange(prepare)

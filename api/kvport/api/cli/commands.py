@@ -74,7 +74,25 @@ _KEYS: Final = LazyGroup(
     {
         "Commands": {
             "show": ("keys:show", "The public key, to be trusted on other machines."),
+            "recipient": (
+                "keys:recipient",
+                "The public key that files are sealed for.",
+            ),
             "init": ("keys:init", "Make the home and its keys, if there are none."),
+        }
+    },
+)
+
+_DOCUMENTS: Final = LazyGroup(
+    "documents",
+    "Signed trust documents: what one machine tells others about keys.",
+    {
+        "Commands": {
+            "apply": ("revoking:apply", "Believe a signed trust document."),
+            "sign": (
+                "revoking:sign",
+                "Write what this machine's list says, for others to believe.",
+            ),
         }
     },
 )
@@ -84,9 +102,17 @@ _TRUST: Final = LazyGroup(
     "Whose files this machine imports.",
     {
         "Commands": {
-            "list": ("trust:list_", "Keys that are trusted, and with what."),
+            "list": (
+                "trust:list_",
+                "Keys that are trusted, and with what; keys that are revoked.",
+            ),
             "add": ("trust:add", "Trust the key of another machine."),
             "remove": ("trust:remove", "Trust a key no longer."),
+            "revoke": (
+                "revoking:revoke",
+                "Never trust a key again, and do away with all that came from it.",
+            ),
+            "documents": _DOCUMENTS,
         }
     },
 )

@@ -8,6 +8,7 @@ from typing import BinaryIO, Final
 
 from kvport.manifest.model import Manifest
 from kvport.manifest.parts import Point, Segment
+from kvport.manifest.sealed import SealedManifest
 from kvport.manifest.ustar import BLOCK, Entry, container_size
 
 _SIZE: Final = slice(124, 135)
@@ -46,14 +47,18 @@ class Counted(io.BufferedIOBase):
         return self._read
 
 
-def declared_size(manifest: Manifest, head: bytes) -> int:
+def declared_size(manifest: Manifest | SealedManifest, head: bytes) -> int:
     """Bytes of the container that a manifest describes.
 
     Args:
         manifest: of the container.
         head: header of its envelope, which passed the container's reader.
     """
-    parts: tuple[Segment | Point, ...] = (*manifest.segments, *manifest.points)
-    blobs = {blob.digest: blob.encoded_size for part in parts for blob in part.blobs}
-    sizes = (int(head[_SIZE], 8), manifest.prefix.size, *blobs.values())
-    return container_size(Entry("", size) for size in sizes)
+    if isinstance(manifest, SealedManifest):
+        messages = (manifest.private, manifest.tokens, *manifest.blobs)
+        sizes = [message.size for message in messages]
+    else:
+        parts: tuple[Segment | Point, ...] = (*manifest.segments, *manifest.points)
+        blobs = {b.digest: b.encoded_size for part in parts for b in part.blobs}
+        sizes = [manifest.prefix.size, *blobs.values()]
+    return container_size(Entry("", size) for size in (int(head[_SIZE], 8), *sizes))

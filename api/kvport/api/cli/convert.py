@@ -22,11 +22,12 @@ from kvport.api.cli.prompts import prompt_file_options
 from kvport.api.files import open_destination
 from kvport.manifest.limits import BLOCK_TOKENS
 from kvport.manifest.tokens import BLOCK_SIZE
-from kvport.snapshot.convert import Converted, Converter, is_artifact
+from kvport.snapshot.convert import Converted, is_artifact, unwrap, wrap
 from kvport.snapshot.prompts import Prompt
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.prompt_cache_writer import Form
 from kvport.snapshot.units import format_bytes
+from kvport.snapshot.workbench import Workbench
 
 _FORMS: Final = [form.value for form in Form]
 
@@ -115,20 +116,20 @@ def convert(
                 tempfile.TemporaryDirectory(
                     prefix=".kvport-convert-", dir=output.parent
                 ) as work,
-                Converter.open(
+                Workbench.open(
                     model,
                     home=home,
                     work=Path(work),
                     kv_form=kv_form,
                     block_size=block_size,
-                ) as converter,
+                ) as bench,
                 open_destination(output) as to,
                 naming(file),
             ):
                 if prompt is None:
-                    done = converter.unwrap(source, Form(form), to)
+                    done = unwrap(bench, source, Form(form), to)
                 else:
-                    done = converter.wrap(source, _prompt(prompt), to)
+                    done = wrap(bench, source, _prompt(prompt), to)
     except OSError as error:
         raise LocalFileError.of(error) from error
     _tell(done, output, as_json=as_json)

@@ -51,6 +51,22 @@ class NotListedError(KvportError):
     advice = "See `kvport trust list` for names and fingerprints."
 
 
+class FingerprintError(KvportError):
+    """A key is not the one whose fingerprint was compared."""
+
+    code = "fingerprint"
+    cause = "The key does not have the fingerprint that the other machine shows."
+    advice = "Trust nothing yet: get the key again, and ask who answered for it."
+
+
+class PairingError(KvportError):
+    """Another machine did not tell its key over ssh."""
+
+    code = "pairing"
+    cause = "The other machine could not be asked for its key."
+    advice = "Try `ssh HOST kvport keys show` by hand; kvport must be installed there."
+
+
 class ModelNotNamedError(KvportError):
     """A server has not exactly one model, and none was named."""
 

@@ -1,4 +1,4 @@
-"""`kvport keys`: the key that a home signs with."""
+"""`kvport keys`: the keys that a home signs with, and that others seal for."""
 
 from pathlib import Path
 
@@ -42,12 +42,38 @@ def init(home: Path, *, as_json: bool) -> None:
     _print(home, as_json=as_json)
 
 
+@click.command()
+@home_option
+@click.option(
+    "--public-key", "only_key", is_flag=True, help="Print the public key, nothing else."
+)
+@json_option
+def recipient(home: Path, *, only_key: bool, as_json: bool) -> None:
+    """The public key that files are sealed for.
+
+    Only this home opens them. On the other machine: `kvport export --to PUBLIC_KEY`.
+    It is no secret, but whoever gives out another in its place reads what is sealed:
+    compare fingerprints.
+    """
+    if not home.exists():
+        raise NoHomeError(f"the home {home} does not exist")
+    public = Keyring(home).recipient_key().public
+    if only_key and not as_json:
+        click.echo(public.raw.hex())
+    else:
+        _print_key(public.key_id, public.raw, as_json=as_json)
+
+
 def _print(home: Path, *, as_json: bool) -> None:
     public = _public_key(home)
+    _print_key(public.key_id, public.raw, as_json=as_json)
+
+
+def _print_key(key_id: str, raw: bytes, *, as_json: bool) -> None:
     facts = {
-        "key_id": public.key_id,
-        "fingerprint": fingerprint(public.key_id),
-        "public_key": public.raw.hex(),
+        "key_id": key_id,
+        "fingerprint": fingerprint(key_id),
+        "public_key": raw.hex(),
     }
     if as_json:
         print_json(facts)

@@ -11,6 +11,9 @@ import attrs
 import platformdirs
 import rich_click as click
 
+from kvport.manifest.digests import parse_hex32
+from kvport.manifest.errors import KvportError
+from kvport.manifest.recipients import Recipient
 from kvport.snapshot.engine.requests import Policy
 from kvport.snapshot.state.kv_form import KEEP, KvForm, Limit, Quantisation
 from kvport.snapshot.units import parse_seconds, parse_size
@@ -106,6 +109,34 @@ def home_option(command: _Command) -> _Command:
         show_default="kvport in your data directory",
         help="Directory of keys, trust list and records.",
     )(command)
+
+
+class _RecipientKey(click.ParamType[Recipient]):
+    """The public key of whom a file is sealed for."""
+
+    name = "key"
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Recipient:
+        """See `click.ParamType`."""
+        if isinstance(value, Recipient):
+            return value
+        try:
+            return Recipient(parse_hex32(str(value).strip().lower()))
+        except KvportError:
+            self.fail(
+                "not a recipient's key: give the 64 hex digits that"
+                " `kvport keys recipient` prints on the other machine",
+                param,
+                ctx,
+            )
+
+
+RECIPIENT: Final = _RecipientKey()
 
 
 @attrs.frozen

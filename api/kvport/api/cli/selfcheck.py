@@ -16,7 +16,7 @@ from rich.table import Table
 
 from kvport.api.architectures_page import COLUMNS, figure, row
 from kvport.api.cli.logs import log_to_stderr
-from kvport.api.cli.options import POLICY, kv_form_options
+from kvport.api.cli.options import POLICY, home_option, kv_form_options
 from kvport.api.cli.output import (
     describe_numerics,
     json_option,
@@ -25,6 +25,7 @@ from kvport.api.cli.output import (
     print_table,
     stderr,
 )
+from kvport.api.cli.proof import check_artifact
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.engine import selfcheck as engine
 from kvport.snapshot.engine.builder import KNOWN_ARCHITECTURES
@@ -73,6 +74,20 @@ _BEFORE_A_CHUNK_ENDS = 20
     help="With --model: tokens that prefill evaluates at once, and between points;"
     f" {Tuning().chunk} unless given.",
 )
+@click.option(
+    "--artifact",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --model: compute parts of this file's state again, and compare.",
+)
+@click.option(
+    "--accept",
+    "accepting",
+    is_flag=True,
+    help="With --artifact: if it passes, take state of its versions of mlx-lm and of"
+    " the state's form for that of the ones here.",
+)
+@home_option
 @kv_form_options
 @json_option
 def selfcheck(
@@ -83,6 +98,9 @@ def selfcheck(
     tokens: int | None,
     policy: str | None,
     chunk: int | None,
+    artifact: Path | None,
+    accepting: bool,
+    home: Path,
     kv_form: KvForm | None,
     as_json: bool,
 ) -> None:
@@ -95,12 +113,31 @@ def selfcheck(
     continuation (`hot`), which must be 0, and to an empty cache (`cold`), which must be
     0 under `exact`. Ends with 1 if they are not, or if anything else was restored than
     the policy must give.
+
+    With --artifact it is a file that is checked, as an import here checks it, and then
+    by computing some of its segments again. A signature says who exported the file, not
+    that its values are right.
     """
     if (model is None) is not all_architectures:
         raise click.UsageError("give one of --model and --all-architectures")
     policies = tuple(Policy) if policy is None else (Policy(policy),)
     log_to_stderr(logging.WARNING)
-    if model is None:
+    if artifact is not None:
+        if model is None or tokens or chunk or policy:
+            raise click.UsageError(
+                "--artifact goes with --model, not with --tokens, --chunk or --policy"
+            )
+        passed = check_artifact(
+            artifact,
+            model,
+            home=home,
+            kv_form=kv_form,
+            accepting=accepting,
+            as_json=as_json,
+        )
+    elif accepting:
+        raise click.UsageError("--accept goes with --artifact")
+    elif model is None:
         if tokens or chunk or kv_form:
             raise click.UsageError(
                 "--tokens, --chunk, --kv-bits and --max-kv-size go with --model"

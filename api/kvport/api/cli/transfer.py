@@ -21,12 +21,13 @@ from rich.progress import Progress as Bar
 from kvport.api.arguments import PromptArguments
 from kvport.api.cli.connect import chosen, connected
 from kvport.api.cli.errors import LocalFileError, check_readable, naming
-from kvport.api.cli.options import FILE, Server, model_option, server_options
+from kvport.api.cli.options import FILE, RECIPIENT, Server, model_option, server_options
 from kvport.api.cli.output import json_option, print_facts, print_json, say, stderr
 from kvport.api.cli.prompts import prompt_options
 from kvport.api.files import Progress
 from kvport.api.problems import ProblemError
 from kvport.api.results import ExportInfo
+from kvport.manifest.recipients import Recipient
 from kvport.snapshot.units import format_bytes
 
 _STANDARD: Final = Path("-")
@@ -58,6 +59,21 @@ _STANDARD: Final = Path("-")
     help="List it in `kvport cache artifacts`, and let it be downloaded again, as long"
     " as its state is stored.",
 )
+@click.option(
+    "--session",
+    metavar="LABEL",
+    help="The conversation that it is of: whoever imports the file takes no older one"
+    " of the same conversation afterwards.",
+)
+@click.option(
+    "--to",
+    "recipients",
+    type=RECIPIENT,
+    multiple=True,
+    metavar="KEY",
+    help="Seal the file, so that only the machine whose `kvport keys recipient` prints"
+    " this key can read it (repeatable).",
+)
 @model_option
 @server_options
 @json_option
@@ -68,6 +84,8 @@ def export(
     min_tokens: int | None,
     compress: bool,
     keep: bool,
+    session: str | None,
+    recipients: tuple[Recipient, ...],
     model: str | None,
     server: Server,
     as_json: bool,
@@ -76,14 +94,21 @@ def export(
 
     The state is of the longest part of the prompt that can be restored; the server
     must have computed it, so send the prompt with `kvport complete` first. The file
-    contains the prompt: keep it as private as that.
+    contains the prompt: keep it as private as that, or seal it.
     """
     if output == _STANDARD and as_json:
         raise click.UsageError("--json and the file cannot both go to standard output.")
     with connected(server) as client, _writing(output) as (to, progress):
         name = chosen(client, model)
         if keep:
-            kept = client.keep(name, min_tokens=min_tokens, compress=compress, **prompt)
+            kept = client.keep(
+                name,
+                min_tokens=min_tokens,
+                compress=compress,
+                session=session,
+                recipients=recipients,
+                **prompt,
+            )
             done = client.download(kept.artifact_id, to, progress=progress)
             info = ExportInfo(**attrs.asdict(done), prompt_tokens=kept.prompt_tokens)
         else:
@@ -92,6 +117,8 @@ def export(
                 to,
                 min_tokens=min_tokens,
                 compress=compress,
+                session=session,
+                recipients=recipients,
                 progress=progress,
                 **prompt,
             )

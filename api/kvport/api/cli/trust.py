@@ -3,8 +3,6 @@
 A server reads the list for every import, so a change counts from the next one on.
 """
 
-import contextlib
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import attrs
 import rich_click as click
 
-from kvport.api.cli.errors import NoHomeError, NotListedError
 from kvport.api.cli.options import home_option
 from kvport.api.cli.output import (
     is_fingerprint,
@@ -21,13 +18,14 @@ from kvport.api.cli.output import (
     print_json,
     print_table,
 )
+from kvport.api.cli.pairing import check_fingerprint, confirmed, is_address, over_ssh
+from kvport.api.cli.trusted import changing, meant, name_of, need_home, show_names
 from kvport.manifest.digests import parse_hex32
 from kvport.manifest.errors import FormatError
 from kvport.manifest.identity import fingerprint
 from kvport.manifest.keys import PublicKey
 from kvport.manifest.timestamps import ALWAYS, format_time
-from kvport.manifest.trust import ANY, TrustEntry, TrustList
-from kvport.snapshot.home_lock import changing
+from kvport.manifest.trust import ANY, Role, TrustEntry, TrustList
 from kvport.snapshot.keyring import Keyring
 
 _NAMES_HELP = " (repeatable; all unless given)"
@@ -37,34 +35,67 @@ _NAMES_HELP = " (repeatable; all unless given)"
 @home_option
 @json_option
 def list_(home: Path, *, as_json: bool) -> None:
-    """Keys that are trusted, and with what.
+    """Keys that are trusted, and with what; keys that are revoked.
 
     A new home trusts its own key, "this node", and no other.
     """
-    if not home.exists():
-        raise NoHomeError(f"the home {home} does not exist")
-    entries = Keyring(home).load_trust().entries
+    need_home(home)
+    trust = Keyring(home).load_trust()
     if as_json:
-        print_json({"trust": [_to_json(entry) for entry in entries]})
+        print_json(_list_to_json(trust))
         return
+    revoked = trust.revoked_keys
+    own = {entry.key_id for entry in trust.entries}
+    given = [entry for entry in trust.given if entry.key_id not in own]
     print_table(
         ("name", "fingerprint", "scopes", "models", "until"),
         (
             (
                 entry.name,
                 fingerprint(entry.key_id),
-                _names(entry.scopes),
-                _names(entry.models),
-                _until(entry.not_after),
+                show_names(entry.scopes),
+                show_names(entry.models),
+                "revoked" if entry.key_id in revoked else _until(entry.not_after),
             )
-            for entry in entries
+            for entry in (*trust.entries, *given)
         ),
     )
+    for entry in trust.entries:
+        if Role.TRUST in entry.roles and entry.key_id not in revoked:
+            click.echo(f"{entry.name} may sign trust documents.")
+    if trust.documents:
+        click.echo()
+        print_table(
+            ("document of", ">version", ">keys", "until"),
+            (
+                (
+                    name_of(one.issuer, trust), str(one.version),
+                    str(len(one.entries)), format_time(one.expires),
+                )
+                for one in trust.documents
+            ),
+        )  # fmt: skip
+    if trust.revoked:
+        click.echo()
+        print_table(
+            ("revoked", "since", "reason"),
+            (
+                (fingerprint(one.key_id), format_time(one.at), one.reason)
+                for one in trust.revoked
+            ),
+        )
 
 
 @click.command()
 @click.argument("public_key")
 @click.option("--name", required=True, help="Whose key it is, for people.")
+@click.option(
+    "--fingerprint",
+    "expected",
+    metavar="DIGITS",
+    help="What the other machine shows as its fingerprint; compared, not asked.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask: the key is the right one.")
 @click.option(
     "--scope", "scopes", multiple=True, help=f"A scope it may sign for{_NAMES_HELP}."
 )
@@ -73,6 +104,15 @@ def list_(home: Path, *, as_json: bool) -> None:
     "models",
     multiple=True,
     help=f"A model, as served here, that it may bring state for{_NAMES_HELP}.",
+)
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice([role.value for role in Role]),
+    multiple=True,
+    default=[Role.EXPORT.value],
+    show_default=True,
+    help="What it may sign: files, or trust documents (repeatable).",
 )
 @click.option(
     "--expires",
@@ -85,29 +125,42 @@ def add(
     public_key: str,
     *,
     name: str,
+    expected: str | None,
+    yes: bool,
     scopes: tuple[str, ...],
     models: tuple[str, ...],
+    roles: tuple[str, ...],
     expires: datetime | None,
     home: Path,
     as_json: bool,
 ) -> None:
     """Trust the key of another machine.
 
-    PUBLIC_KEY is what `kvport keys show` prints there: 64 hex digits. Files that it
-    signs are imported from now on. What was said about the same key before is replaced.
+    PUBLIC_KEY is what `kvport keys show` prints there: 64 hex digits; or USER@HOST,
+    where that command is then run over ssh. Files that it signs are imported from now
+    on. What was said about the same key before is replaced.
+
+    Whoever exchanges a key on its way is trusted in its place: the fingerprint is shown
+    and must be the one that the other machine shows.
     """
     until = expires.replace(tzinfo=UTC) if expires else ALWAYS[1]
     if until <= datetime.now(UTC):
         raise click.BadParameter("that time is over", param_hint="--expires")
+    asked = is_address(public_key)
     entry = TrustEntry(
-        public_key=_public_key(public_key),
+        public_key=over_ssh(public_key) if asked else _public_key(public_key),
         name=name,
         not_after=until,
+        roles=frozenset(map(Role, roles)),
         scopes=frozenset(scopes) or ANY,
         models=frozenset(models) or ANY,
     )
     _check(entry)
-    with _changing(home) as keyring:
+    if not asked:
+        confirmed(entry.public_key, expected, yes=yes)
+    elif expected is not None:
+        check_fingerprint(entry.public_key, expected)
+    with changing(home) as keyring:
         keyring.add(entry)
     if as_json:
         print_json(_to_json(entry))
@@ -117,8 +170,8 @@ def add(
                 ("trusted", entry.name),
                 ("fingerprint", fingerprint(entry.key_id)),
                 ("key id", entry.key_id),
-                ("scopes", _names(entry.scopes)),
-                ("models", _names(entry.models)),
+                ("scopes", show_names(entry.scopes)),
+                ("models", show_names(entry.models)),
                 ("until", _until(entry.not_after)),
             ]
         )
@@ -132,17 +185,18 @@ def remove(key: str, home: Path, *, as_json: bool) -> None:
     """Trust a key no longer.
 
     KEY is its name, fingerprint or key id, as `kvport trust list` shows it. State that
-    was imported before stays.
+    was imported before stays: `kvport trust revoke` does away with that as well.
     """
-    if not home.exists():
-        raise NoHomeError(f"the home {home} does not exist")
-    with _changing(home) as keyring:
-        entry = _meant(key, keyring.load_trust())
-        keyring.remove(entry.key_id)
+    need_home(home)
+    with changing(home) as keyring:
+        trust = keyring.load_trust()
+        key_id = meant(key, TrustList(trust.entries))
+        name = name_of(key_id, trust)
+        keyring.remove(key_id)
     if as_json:
-        print_json({"key_id": entry.key_id})
+        print_json({"key_id": key_id})
     else:
-        click.echo(f"no longer trusted: {entry.name} ({fingerprint(entry.key_id)})")
+        click.echo(f"no longer trusted: {name} ({fingerprint(key_id)})")
 
 
 def _public_key(text: str) -> PublicKey:
@@ -177,40 +231,20 @@ def _check(entry: TrustEntry) -> None:
             raise click.BadParameter(str(error), param_hint=option) from error
 
 
-def _meant(key: str, trust: TrustList) -> TrustEntry:
-    """The entry with this key id, fingerprint or name."""
-    digits = key.replace(" ", "").lower()
-    found = [
-        entry
-        for entry in trust.entries
-        if key == entry.key_id
-        or digits == fingerprint(entry.key_id).replace(" ", "")
-        or key == entry.name
-    ]
-    if not found:
-        raise NotListedError("no entry of the trust list has this name or key")
-    if len(found) > 1:
-        raise NotListedError(
-            f"{len(found)} keys are listed by this name; name one by its fingerprint"
-        )
-    return found[0]
+def _list_to_json(trust: TrustList) -> dict[str, Any]:
+    return {
+        "trust": [_to_json(entry) for entry in trust.entries],
+        "given": [_to_json(entry) for entry in trust.given],
+        "documents": [one.to_json() for one in trust.documents],
+        "revoked": [
+            one.to_json() | {"fingerprint": fingerprint(one.key_id)}
+            for one in trust.revoked
+        ],
+    }
 
 
 def _to_json(entry: TrustEntry) -> dict[str, Any]:
     return entry.to_json() | {"fingerprint": fingerprint(entry.key_id)}
-
-
-@contextlib.contextmanager
-def _changing(home: Path) -> Iterator[Keyring]:
-    """The keyring, while no other command changes it; a server need not stop."""
-    keyring = Keyring(home)
-    keyring.create()
-    with changing(home):
-        yield keyring
-
-
-def _names(names: frozenset[str]) -> str:
-    return "all" if names == ANY else ", ".join(sorted(names))
 
 
 def _until(time: datetime) -> str:

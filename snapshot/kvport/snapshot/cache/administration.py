@@ -10,6 +10,7 @@ from typing import Final
 
 import attrs
 
+from kvport.manifest.identity import KeyId
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.clear import Cleared, Clearing
@@ -20,6 +21,7 @@ from kvport.snapshot.cache.opening import Parts
 from kvport.snapshot.cache.pins import PinInfo
 from kvport.snapshot.cache.plan import Freed, draw_up
 from kvport.snapshot.cache.policy import NamespaceSettings
+from kvport.snapshot.cache.purge import Purged, purge
 from kvport.snapshot.cache.records import RemovalReason
 from kvport.snapshot.cache.schema import class_of
 from kvport.snapshot.cache.settlement import ALWAYS, Settlement
@@ -67,6 +69,7 @@ class Administration(Settlement):
         super().__init__(parts, uploads)
         self._tally: Final = parts.tally
         self._flush: Final = flush
+        self._barred: Final = parts.barred
 
     # Settings.
 
@@ -229,6 +232,23 @@ class Administration(Settlement):
                 clearing.parts(ns, classes)
         self._evictor.renew_ballast()
         return clearing.result
+
+    def purge(self, keys: Collection[KeyId]) -> Purged:
+        """Remove what came from these keys, and store nothing of theirs again.
+
+        Once this returns nothing of it is found any more, nor comes after it: neither
+        pins nor leases protect it.
+
+        Raises:
+            CacheAbsentError: the cache was closed.
+            DiskFullError: the index cannot grow for it; some of it may be done.
+            StorageError: the index could not be written, likewise.
+        """
+        with self._evictor.changes:
+            # What the writer and admissions do from here on they do by it.
+            self._barred.add(keys)
+        self._flush()
+        return purge(self._index, self._account, self._evictor, keys)
 
     def _is_all(self, ns: int, classes: Collection[BlobClass]) -> bool:
         """Whether nodes that lose these blobs have nothing left to restore from."""

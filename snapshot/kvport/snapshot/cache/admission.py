@@ -13,6 +13,7 @@ from typing import Final
 import attrs
 
 from kvport.manifest.digests import BlobDigest
+from kvport.manifest.errors import RevokedKeyError
 from kvport.manifest.layout import BlobClass
 from kvport.manifest.nodes import node_id
 from kvport.manifest.tokens import TOKEN_SIZE
@@ -49,6 +50,7 @@ class Admission:
         self._evictor: Final = parts.evictor
         self._policies: Final = parts.policies
         self._budget: Final = parts.counters.budget
+        self._barred: Final = parts.barred
 
     def admit(
         self,
@@ -83,6 +85,8 @@ class Admission:
         reservation: Reservation,
     ) -> Admitted:
         self._files.check_root()
+        if any(self._barred.names(said) for n in nodes for said in n.attestations):
+            raise RevokedKeyError("state came from a key that was revoked meanwhile")
         self._evictor.ensure_directory(namespace.id, ns)
         blobs = {
             ref.digest: (attrs.evolve(ref, trailer=len(trailer)), trailer)

@@ -142,6 +142,13 @@ class Leases:
             if not held:
                 self._held.pop(where, None)
 
+    def drop_gone(self) -> None:
+        """End leases of nodes that were removed in spite of them."""
+        with self._index.lock:
+            for lease in list(self._valid()):
+                if self._index.find(lease.ns, lease.tip) is None:
+                    lease.release()
+
     def ran_out(self, lease: "Lease") -> bool:
         """Whether a lease's time has come."""
         return self._boot() >= lease.until

@@ -12,6 +12,7 @@ import attrs
 
 from kvport.snapshot.cache.account import Account
 from kvport.snapshot.cache.ballast import Ballast
+from kvport.snapshot.cache.barred import Barred
 from kvport.snapshot.cache.clock import SYSTEM, Clocks
 from kvport.snapshot.cache.evict import Evictor
 from kvport.snapshot.cache.files import Files
@@ -89,6 +90,7 @@ class Parts:
     policies: Policies
     room: Room
     swept_bytes: int
+    barred: Barred = attrs.field(factory=Barred)
 
 
 def open_root(opening: Opening) -> Parts:

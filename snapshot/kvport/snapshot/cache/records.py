@@ -253,6 +253,8 @@ class RemovalReason(StrEnum):
     RECLAIMED = "reclaimed"
     """Its model was unloaded."""
     TAMPERED = "tampered"
+    REVOKED = "revoked"
+    """All that is claimed about it names a key that was revoked."""
 
 
 @attrs.frozen

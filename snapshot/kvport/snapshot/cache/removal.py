@@ -67,8 +67,11 @@ class Remover:
         self._on_removed: Final = on_removed
         self._measuring: Final = threading.Lock()
 
-    def remove(self, ns: int, roots: Sequence[int], reason: RemovalReason) -> None:
+    def remove(self, ns: int, roots: Sequence[int], reason: RemovalReason) -> int:
         """Remove these nodes and all below them, in spite of leases.
+
+        Returns:
+            How many nodes went.
 
         Raises:
             StorageError: the index could not be written.
@@ -76,10 +79,12 @@ class Remover:
         with self.changes:
             # From the end: what is left after a crash is a tree still.
             nodes = self._index.subtree(ns, roots)[::-1]
+            count = len(nodes)
             while nodes:
                 gone = self._commit(nodes[: self._index.rows_per_removal])
                 self._finish(gone, reason)
                 nodes = nodes[len(gone) :]
+            return count
 
     def remove_some(
         self, choose: Callable[[], Sequence[int]], reason: RemovalReason

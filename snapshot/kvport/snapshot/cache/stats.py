@@ -38,6 +38,8 @@ class SkipReason(StrEnum):
     """The cache's volume went away."""
     EXPIRED = "expired"
     """Its time to live ran out before it was stored."""
+    REVOKED = "revoked"
+    """Some of it came from a key that was revoked meanwhile."""
 
 
 @attrs.frozen

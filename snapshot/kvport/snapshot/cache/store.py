@@ -54,9 +54,14 @@ from kvport.snapshot.errors import (
 _log = structlog.get_logger(__name__)
 
 
+class _BarredError(Exception):
+    """A segment came from a key that was revoked."""
+
+
 _REASONS: Final[Mapping[type[Exception], SkipReason]] = {
     CacheAbsentError: SkipReason.ABSENT,
     WriteBudgetError: SkipReason.WRITE_BUDGET,
+    _BarredError: SkipReason.REVOKED,
     QuotaError: SkipReason.QUOTA,
     CapacityError: SkipReason.CAPACITY,
     DiskFullError: SkipReason.DISK_FULL,
@@ -97,6 +102,7 @@ class Store:
         self._policies: Final = parts.policies
         self._budget: Final = parts.counters.budget
         self._room: Final = parts.room
+        self._barred: Final = parts.barred
         self._endings: Final = Endings(parts)
 
     def store(self, batch: Sequence[Item]) -> None:
@@ -267,7 +273,12 @@ class Store:
                         if (chain.ns, one.node.parent) not in known:
                             self._check_parent(chain.ns, one.node.parent)
                         settled &= not self._admit(one, new)
-                    except (CapacityError, GoneError, WriteBudgetError) as error:
+                    except (
+                        CapacityError,
+                        GoneError,
+                        WriteBudgetError,
+                        _BarredError,
+                    ) as error:
                         reason = lost[chain] = _REASONS[type(error)]
                         if reason is SkipReason.CAPACITY:
                             self.refused.by_limits(self._missing(one), chain.ns)
@@ -289,6 +300,8 @@ class Store:
             new: bytes of files by namespace that segments before it need.
         """
         chain, ns = one.chain, one.chain.ns
+        if any(map(self._barred.names, one.node.attestations)):
+            raise _BarredError
         absent = self._absent(one)
         nbytes = sum(whole_blocks(ref.size + ref.trailer) for ref in absent)
         limit = self._policies[chain.namespace.id].write_bytes_per_hour

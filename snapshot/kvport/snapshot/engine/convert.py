@@ -19,6 +19,7 @@ from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import TOKEN_SIZE, encode_tokens, prefix_keys
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace, NewSegment
+from kvport.snapshot.engine.comparison import ROUNDING, difference
 from kvport.snapshot.engine.stops import cuts
 from kvport.snapshot.errors import CapacityError, PromptCacheMismatchError
 from kvport.snapshot.state import untyped
@@ -32,8 +33,6 @@ _OWNER: Final = "convert"
 _FIRST: Final = 256
 """Rows that are compared: no other prompt has the same."""
 _CHUNK: Final = 512
-_ROUNDING: Final = 0.05
-"""Of the largest value: another machine rounds otherwise, another prompt differs."""
 
 
 def check_prompt(
@@ -71,15 +70,11 @@ def check_prompt(
         _checked(layout, filled, held, count, by_rows=by_rows)
         for filled, held in ((ours, count), (caches, len(tokens)))
     ]
-    for index, leaf in found[0].items():
-        if mx.issubdtype(leaf.dtype, mx.floating) and leaf.size:
-            other = found[1][index]
-            allowed = _ROUNDING * mx.maximum(mx.abs(leaf).max(), mx.abs(other).max())
-            if not mx.all(mx.abs(leaf - other) <= allowed).item():
-                raise PromptCacheMismatchError(
-                    "the file's state is not that of this prompt; mind that"
-                    " mlx_lm.cache_prompt puts its prompt into the chat template"
-                )
+    if difference(*found) > ROUNDING:
+        raise PromptCacheMismatchError(
+            "the file's state is not that of this prompt; mind that"
+            " mlx_lm.cache_prompt puts its prompt into the chat template"
+        )
 
 
 def _checked(

@@ -9,6 +9,7 @@ import attrs
 from kvport.manifest.errors import KvportError
 from kvport.manifest.nodes import NodeId
 from kvport.snapshot.cache.records import Pin
+from kvport.snapshot.errors import EngineFailureError
 
 
 class Policy(StrEnum):
@@ -109,6 +110,13 @@ class Failed:
     """The request ended without a reply."""
 
     error: KvportError
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failed":
+        """What a client is told: our own errors as they are, of others the fact."""
+        if isinstance(error, KvportError):
+            return cls(error)
+        return cls(EngineFailureError("the model's computation failed"))
 
 
 @attrs.frozen

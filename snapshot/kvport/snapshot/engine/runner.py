@@ -10,14 +10,13 @@ A runner that leaves takes no more requests; it can be closed once it is not bus
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 
 import mlx.core as mx
 import structlog
 
-from kvport.manifest.errors import KvportError
-from kvport.manifest.identity import Numerics
+from kvport.manifest.identity import KeyId, Numerics
 from kvport.manifest.tokens import encode_tokens
 from kvport.snapshot.engine.budget import Budget, default_budget
 from kvport.snapshot.engine.capture import Recorder
@@ -40,7 +39,11 @@ from kvport.snapshot.engine.stops import plan
 from kvport.snapshot.engine.store import Store
 from kvport.snapshot.engine.tails import Tail, Tails
 from kvport.snapshot.engine.tuning import Counts, Tuning
-from kvport.snapshot.errors import EngineFailureError, ModelUnloadedError
+from kvport.snapshot.errors import (
+    EngineFailureError,
+    ModelUnloadedError,
+    RevokedStateError,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +75,7 @@ class Runner:
         self._wake = wake
         self._drafting = drafting
         self._leaving = False
+        self._revoked = frozenset[KeyId]()
         self._idle_since = time.monotonic()
         self._waiting: deque[Job] = deque()
         self._preparing: tuple[Job, Future[Prepared]] | None = None
@@ -84,8 +88,8 @@ class Runner:
         )
 
     def _new_lanes(self) -> Lanes:
-        tuning = self.tuning
-        return Lanes(self.model, tuning.chunk, tuning.kv_form, self._drafting)
+        chunk, kv_form = self.tuning.chunk, self.tuning.kv_form
+        return Lanes(self.model, chunk, kv_form, self._drafting)
 
     def fits(self, job: Job) -> bool:
         """Whether the request could ever be admitted."""
@@ -194,6 +198,23 @@ class Runner:
         """Forget the ends of replies that are in memory only."""
         self._tails.drop_all()
 
+    def purge(self, keys: Collection[KeyId]) -> int:
+        """End requests that restored state from these keys; answers how many ran.
+
+        Those for which some was found, but that do not run yet, end when they would.
+        To be called once the cache was purged, so that none finds any afterwards.
+        """
+        self._revoked |= frozenset(keys)
+        self._tails.drop_from(keys)
+        ended = {u: job for u, job in self._active.items() if job.is_from(keys)}
+        for uid, job in ended.items():
+            job.close()
+            self._remove(uid)
+            job.sink(_revoked())
+        if ended:
+            mx.clear_cache()
+        return len(ended)
+
     @property
     def wait(self) -> float | None:
         """Seconds until something is to be done without a new request, or None."""
@@ -255,13 +276,15 @@ class Runner:
         chain = None
         try:
             prepared = future.result()
-            chain = prepared.chain
+            chain, job.origins = prepared.chain, prepared.base.origins
+            if job.is_from(self._revoked):
+                job.ending = job.ending or _revoked()
             if job.ending is None:
                 self._insert(job, prepared)
                 return
         except Exception as error:  # mlx and files raise what they like
             log.exception("insert_failure", model=self.model.name)
-            job.sink(Failed(_failure(error)))
+            job.sink(Failed.of(error))
         else:
             job.sink(job.ending)
         if chain is not None:
@@ -305,18 +328,14 @@ class Runner:
         job.uid = self._lanes.insert(new, drafted=self._drafts(request))
         self._active[job.uid] = job
         self._prefilling = job.uid
-        self._count(job, restored)
+        self.counts.add_prompt(len(request.tokens), restored, read=request.read)
+        if self.store is not None and restored:
+            self.store.note_restored(restored)
         job.sink(Started(restored))
 
     def _drafts(self, request: Request) -> bool:
         wanted = request.draft and request.policy is not Policy.EXACT
         return wanted and self._drafting is not None and self._lanes.drafts
-
-    def _count(self, job: Job, restored: int) -> None:
-        request = job.request
-        self.counts.add_prompt(len(request.tokens), restored, read=request.read)
-        if self.store is not None and restored:
-            self.store.note_restored(restored)
 
     def _advance(self) -> None:
         with mx.stream(self._lanes.stream):
@@ -360,41 +379,22 @@ class Runner:
         self.counts.failed_captures += job.capture_failed
         if job.recorder is not None:
             self.counts.stripped_points += job.recorder.stripped_points
-        if (tail := self._tail_of(job)) is None:
+        if (tail := job.left(self.store)) is None:
             job.close()
         elif job.request.pin is not None:
             tail.store(tail.namespace.layout)  # the whole path is to be pinned
         else:
             self._tails.add(tail)
 
-    def _tail_of(self, job: Job) -> Tail | None:
-        """What an ended job leaves in memory; it takes the job's chain over."""
-        if not job.tail or job.recorder is None:
-            return None
-        if self.store is None or not self.store.writable:
-            return None
-        return Tail(
-            namespace=self.store.namespace,
-            chain=job.recorder.chain,
-            tokens=job.recorder.tokens,
-            prompt=len(job.request.tokens),
-            fork=job.request.fork,
-            taken=job.tail,
-            origins=job.recorder.origins,
-        )
-
     def _fail_all(self, error: Exception) -> None:
-        failure = _failure(error)
+        failure = Failed.of(error)
         jobs, self._active, self._prefilling = list(self._active.values()), {}, None
         self._lanes.close()
         self._lanes = self._new_lanes()
         for job in jobs:
             job.close()
-            job.sink(Failed(failure))
+            job.sink(failure)
 
 
-def _failure(error: Exception) -> KvportError:
-    """What a client is told: our own errors as they are, of others only the fact."""
-    if isinstance(error, KvportError):
-        return error
-    return EngineFailureError("the model's computation failed")
+def _revoked() -> Failed:
+    return Failed(RevokedStateError("state that the request had restored was revoked"))

@@ -1,7 +1,7 @@
 """One running request: its reply's text, its capture, its events."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import attrs
 import mlx.core as mx
@@ -9,6 +9,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from kvport.manifest.identity import KeyId
 from kvport.snapshot.engine.capture import Recorder
 from kvport.snapshot.engine.replies import ReplyText
 from kvport.snapshot.engine.requests import (
@@ -20,6 +21,8 @@ from kvport.snapshot.engine.requests import (
     Sink,
 )
 from kvport.snapshot.engine.steps import Live, Token
+from kvport.snapshot.engine.store import Store
+from kvport.snapshot.engine.tails import Tail
 from kvport.snapshot.engine.taken import Taken
 
 log = structlog.get_logger(__name__)
@@ -40,6 +43,8 @@ class Job:
     reply: ReplyText
     tap: Tap | None = None
     recorder: Recorder | None = None
+    origins: frozenset[KeyId] = frozenset()
+    """Issuers that any part of what it restored came from."""
     tail: tuple[Taken, ...] = ()
     """Segments that only the end of the reply needs; not stored yet."""
     held: int = attrs.field(init=False)
@@ -57,6 +62,10 @@ class Job:
     def final_length(self) -> int:
         """Tokens that its caches hold at the end, at most."""
         return len(self.request.tokens) + self.request.max_tokens
+
+    def is_from(self, keys: Collection[KeyId]) -> bool:
+        """Whether any of these keys has a part in what it restored."""
+        return not self.origins.isdisjoint(keys)
 
     def prefilled(self, live: Live) -> None:
         """Prefill came to a stop."""
@@ -96,6 +105,22 @@ class Job:
             self.ended(live())
         self.sink(self._event(token, piece.text, finish))
         return finish
+
+    def left(self, store: Store | None) -> Tail | None:
+        """What it leaves in memory, ended; that takes the chain over."""
+        if not self.tail or self.recorder is None:
+            return None
+        if store is None or not store.writable:
+            return None
+        return Tail(
+            namespace=store.namespace,
+            chain=self.recorder.chain,
+            tokens=self.recorder.tokens,
+            prompt=len(self.request.tokens),
+            fork=self.request.fork,
+            taken=self.tail,
+            origins=self.recorder.origins,
+        )
 
     def close(self) -> None:
         """Nothing more will be captured."""

@@ -15,7 +15,7 @@ import math
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
@@ -25,10 +25,11 @@ import mlx.core as mx
 import structlog
 
 from kvport.manifest.errors import KvportError
-from kvport.manifest.identity import Numerics
+from kvport.manifest.identity import KeyId, Numerics
 from kvport.manifest.tokens import BLOCK_SIZE
 from kvport.snapshot.engine.departed import Departed
 from kvport.snapshot.engine.drafting.source import open_drafting
+from kvport.snapshot.engine.futures import settle
 from kvport.snapshot.engine.local_identity import FileDigests, numerics
 from kvport.snapshot.engine.mlx_private import conformance
 from kvport.snapshot.engine.models import Model, load_model
@@ -307,6 +308,14 @@ class Engine:
         """
         self.call(self._runner(name).drop_tails)
 
+    def purge(self, keys: Collection[KeyId]) -> int:
+        """See `Runner.purge`; of all models.
+
+        Raises:
+            EngineStoppedError: the engine has been shut down.
+        """
+        return self.call(lambda: sum(one.purge(keys) for one in self._all()))
+
     def _wait(self) -> float | None:
         """Seconds until a runner has something to do by itself."""
         waits = [runner.wait for runner in self._runners.values()]
@@ -382,16 +391,6 @@ def _run(work: Callable[[], object]) -> None:
         work()
     except Exception:
         log.exception("engine_defect")
-
-
-def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Run something; what it returns or raises is the future's from then on."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001 - it goes to whoever waits
-        future.set_exception(error)
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ it waited does neither: its life begins with its last use, as that of all that t
 request has stored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import attrs
@@ -142,6 +142,12 @@ class Tails:
         """Store all of them now."""
         for tail in list(self._due):
             self._store(tail)
+
+    def drop_from(self, keys: Collection[KeyId]) -> None:
+        """Forget those that any of these keys has a part in."""
+        for tail in [tail for tail in self._due if not tail.origins.isdisjoint(keys)]:
+            del self._due[tail]
+            tail.drop()
 
     def drop_all(self) -> None:
         """Forget all of them: what they hang on is about to be removed on purpose."""

@@ -23,13 +23,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from kvport.manifest.layout import (
-    ROWS,
-    CacheKind,
-    CacheLayout,
-    LeafSpec,
-    StateLayout,
-)
+from kvport.manifest.blob_layout import ROWS
+from kvport.manifest.layout import CacheKind, CacheLayout, LeafSpec, StateLayout
 from kvport.snapshot.errors import UnsupportedModelError
 from kvport.snapshot.state.untyped import Cache, set_ring_index
 

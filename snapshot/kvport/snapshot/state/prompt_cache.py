@@ -19,8 +19,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from kvport.manifest.blob_layout import ROWS
 from kvport.manifest.layout import (
-    ROWS,
     CacheKind,
     CacheLayout,
     LeafSpec,

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, Final, Self
 
 import attrs
 
+from kvport.manifest.blob_layout import DTYPE_BYTES
 from kvport.manifest.canonical import unambiguous_loads
 from kvport.manifest.errors import FormatError
-from kvport.manifest.layout import DTYPE_BYTES
 from kvport.manifest.limits import MIB
 from kvport.snapshot.errors import PromptCacheError
 

@@ -4,12 +4,13 @@ from kvport.manifest.digests import Key
 from kvport.manifest.tokens import TOKEN_SIZE, KeyChain
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.policy import Tier
-from kvport.snapshot.cache.records import Namespace
+from kvport.snapshot.cache.records import Namespace, RemovalReason
 from kvport.snapshot.errors import (
     EvictedError,
     NeverComputedError,
     NothingRestorableError,
     NotRestorableError,
+    RevokedStateError,
     TierError,
 )
 from kvport.snapshot.transfer.ledger import Ledger
@@ -32,7 +33,10 @@ def why_nothing(
             return TierError("no prefix is restorable, and as read-only gets none")
     stored = cache.longest(namespace, tokens)
     keys = _likely_keys(namespace, tokens, stored)
-    if (reason := ledger.was_removed(namespace.id, keys)) is not None:
+    reason = ledger.was_removed(namespace.id, keys)
+    if reason == RemovalReason.REVOKED:
+        return RevokedStateError("what was stored of it came from a revoked key")
+    if reason is not None:
         return EvictedError(f"this prefix was stored here, and is gone: {reason}")
     if stored:
         return NotRestorableError(f"{stored} tokens are stored, without restore point")

@@ -12,16 +12,24 @@ import attrs
 
 from kvport.manifest.canonical import strict_loads
 from kvport.manifest.digests import ArtifactId, artifact_id
-from kvport.manifest.domains import PAYLOAD_TYPE
+from kvport.manifest.domains import PayloadType
 from kvport.manifest.envelope import open_envelope
-from kvport.manifest.errors import ContainerError, UnsupportedVersionError
+from kvport.manifest.errors import (
+    ContainerError,
+    RecipientError,
+    UnsupportedVersionError,
+)
 from kvport.manifest.identity import KeyId
 from kvport.manifest.limits import MIB
 from kvport.manifest.model import Manifest
+from kvport.manifest.recipients import RecipientKey
+from kvport.manifest.sealed import SealedManifest
+from kvport.manifest.signed import SealedArtifact, SignedManifest
 from kvport.manifest.trust import TrustList
 from kvport.manifest.ustar import EntryData, EntryFinished, Reader
-from kvport.manifest.verify import BlobEntry, VerifiedManifest, VerifiedNode, verify
-from kvport.snapshot.transfer.container import ContainerReader, Receiver
+from kvport.manifest.verified import BlobEntry, VerifiedManifest, VerifiedNode
+from kvport.manifest.verify import open_artifact
+from kvport.snapshot.transfer.container import Accepted, ContainerReader
 
 _PIECE_BYTES: Final = MIB
 
@@ -31,14 +39,16 @@ class Inspection:
     """What a file claims; nothing of it is verified.
 
     Attributes:
+        envelope: the bytes that say it.
         artifact_id: digest of the payload.
         signers: ids of the keys that are said to have signed.
         manifest: what is said to be signed.
     """
 
+    envelope: bytes = attrs.field(repr=False)
     artifact_id: ArtifactId
     signers: tuple[KeyId, ...]
-    manifest: Manifest
+    manifest: Manifest | SealedManifest
 
 
 def inspect_file(file: BinaryIO) -> Inspection:
@@ -49,19 +59,32 @@ def inspect_file(file: BinaryIO) -> Inspection:
         FormatError: its envelope or manifest is out of form.
         LimitExceededError: something in it is too large.
     """
-    envelope = open_envelope(_read_envelope(file))
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise UnsupportedVersionError("an envelope with another type of payload")
+    data = _read_envelope(file)
+    envelope = open_envelope(data)
+    form: type[Manifest | SealedManifest]
+    match envelope.payload_type:
+        case PayloadType.MANIFEST:
+            form = Manifest
+        case PayloadType.SEALED:
+            form = SealedManifest
+        case _:
+            raise UnsupportedVersionError("an envelope with another type of payload")
     return Inspection(
+        envelope=data,
         artifact_id=artifact_id(envelope.payload),
         signers=tuple(signature.key_id for signature in envelope.signatures),
-        manifest=Manifest.from_json(strict_loads(envelope.payload)),
+        manifest=form.from_json(strict_loads(envelope.payload)),
     )
 
 
 def verify_file(
-    file: BinaryIO, *, trust: TrustList, now: datetime, own_key: KeyId | None = None
-) -> VerifiedManifest:
+    file: BinaryIO,
+    *,
+    trust: TrustList,
+    now: datetime,
+    own_key: KeyId | None = None,
+    recipient: RecipientKey | None = None,
+) -> VerifiedManifest | SealedArtifact:
     """Check every byte of a container.
 
     Args:
@@ -69,30 +92,89 @@ def verify_file(
         trust: keys that are believed.
         now: aware.
         own_key: key of the node that it must be for, if it names an audience.
+        recipient: key of the node that opens it, if it is sealed.
+
+    Returns:
+        What was checked: of a sealed artifact that is not for `recipient`, its outside.
 
     Raises:
         KvportError: a subclass says what is wrong first.
     """
-    accepted: list[VerifiedManifest] = []
+    return _checked(file, _Checked(trust, now, own_key, recipient)).artifact
 
-    def accept(envelope: bytes) -> tuple[VerifiedManifest, Receiver]:
-        accepted.append(
-            verify(envelope, trust=trust, now=now, local=None, own_key=own_key)
-        )
-        return accepted[0], _Dropped()
 
-    reader = ContainerReader(accept)
+def open_file(
+    file: BinaryIO,
+    *,
+    trust: TrustList,
+    now: datetime,
+    own_key: KeyId | None,
+    recipient: RecipientKey,
+) -> tuple[VerifiedManifest, bytes]:
+    """Check every byte of a container that can be opened here, as `verify_file` does.
+
+    Returns:
+        What was checked, and the encoded ids of its prefix.
+
+    Raises:
+        RecipientError: it is sealed for others.
+        KvportError: another subclass, as of `verify_file`.
+    """
+    checked = _checked(file, _Checked(trust, now, own_key, recipient))
+    if isinstance(checked.artifact, SealedArtifact):
+        raise RecipientError("the artifact is not sealed for this machine")
+    return checked.artifact, checked.tokens
+
+
+def _checked(file: BinaryIO, acceptor: "_Checked") -> "_Checked":
+    reader = ContainerReader(acceptor)
     for piece in _pieces(file):
         reader.feed(piece)
     reader.finish()
-    return accepted[0]
+    return acceptor
 
 
-class _Dropped:
-    """A receiver that keeps nothing."""
+@attrs.define
+class _Checked:
+    """Accepts whatever is right, for no model; keeps the tokens and no blob."""
 
-    def begin(self, nodes: Sequence[VerifiedNode], tokens: bytes) -> None:
+    trust: TrustList
+    now: datetime
+    own_key: KeyId | None
+    recipient: RecipientKey | None
+    tokens: bytes = b""
+    _result: VerifiedManifest | SealedArtifact | None = None
+
+    @property
+    def artifact(self) -> VerifiedManifest | SealedArtifact:
+        """What was accepted."""
+        if self._result is None:
+            raise RuntimeError("a whole container without an envelope")
+        return self._result
+
+    def accept(self, envelope: bytes) -> Accepted | SealedArtifact:
+        """See `Acceptor`."""
+        opened = open_artifact(
+            envelope, trust=self.trust, now=self.now, own_key=self.own_key
+        )
+        if isinstance(opened, SealedArtifact):
+            self._result = opened
+            return opened
+        return self._begin(opened)
+
+    def open(self, sealed: SealedArtifact, private: bytes) -> Accepted | None:
+        """See `Acceptor`."""
+        if self.recipient is None or not sealed.is_for(self.recipient.public):
+            return None
+        return self._begin(sealed.open(private, self.recipient))
+
+    def _begin(self, signed: SignedManifest) -> Accepted:
+        self._result = verified = signed.fit(None)
+        return verified, self
+
+    def begin(self, nodes: Sequence[VerifiedNode], tokens: bytes) -> None:  # noqa: ARG002 - a `Receiver`
         """See `Receiver`."""
+        self.tokens = tokens
 
     def begin_blob(self, entry: BlobEntry) -> None:
         """See `Receiver`."""

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import zstandard
 
+from kvport.manifest.blob_layout import BlobLayout
 from kvport.manifest.codec import (
     WINDOW_LOG,
     frame_header,
@@ -23,7 +24,6 @@ from kvport.manifest.codec import (
     unshuffle,
 )
 from kvport.manifest.errors import EncodedBlobError
-from kvport.manifest.layout import BlobLayout
 
 ENCODER: Final = "zstd " + ".".join(map(str, zstandard.ZSTD_VERSION))
 """What encodes here: another version may encode the same blob otherwise."""

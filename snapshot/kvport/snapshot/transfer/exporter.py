@@ -13,15 +13,27 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+import attrs
+
 from kvport.manifest.codec import Codec
 from kvport.manifest.digests import ArtifactId, BlobDigest, format_digest
-from kvport.manifest.envelope import seal
+from kvport.manifest.envelope import sign_payload
+from kvport.manifest.errors import DigestMismatchError
 from kvport.manifest.keys import PublicKey
-from kvport.manifest.model import FORMAT_VERSION, Manifest
+from kvport.manifest.model import FORMAT_VERSION, Manifest, Session
+from kvport.manifest.signed import SealedArtifact
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.manifest.trust import TrustEntry, TrustList
-from kvport.manifest.ustar import TOKENS_NAME, TRAILER, header, padding
-from kvport.manifest.verify import BlobEntry, VerifiedManifest, verify
+from kvport.manifest.ustar import (
+    ENVELOPE_NAME,
+    PRIVATE_NAME,
+    TOKENS_NAME,
+    TRAILER,
+    header,
+    padding,
+)
+from kvport.manifest.verified import BlobEntry, VerifiedManifest
+from kvport.manifest.verify import open_artifact
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.leases import Lease
 from kvport.snapshot.cache.records import BlobRef, Namespace, NodeRecord, Selection
@@ -33,13 +45,15 @@ from kvport.snapshot.errors import (
 from kvport.snapshot.transfer.absence import why_nothing
 from kvport.snapshot.transfer.codec import ENCODER
 from kvport.snapshot.transfer.issue import Issue, preferred, write_manifest
-from kvport.snapshot.transfer.ledger import (
-    ArtifactRecord,
-    Direction,
-    Ledger,
-    read_manifest,
+from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger, Papers
+from kvport.snapshot.transfer.outgoing import compress, read_blob
+from kvport.snapshot.transfer.sealing import (
+    Documents,
+    MessageKeys,
+    seal_blob,
+    seal_documents,
+    seal_export,
 )
-from kvport.snapshot.transfer.outgoing import compress, encoded, plain
 from kvport.snapshot.transfer.tail import lease_whole_path
 
 __all__ = ["Export", "Issue", "open_export", "reopen_export"]
@@ -68,9 +82,12 @@ class Export:
         verified: VerifiedManifest,
         path: Sequence[NodeRecord],
         tokens: bytes,
+        documents: Documents | None,
         lease: Lease,
     ) -> None:
         """Take over the lease on the path that was signed, with its encoded ids.
+
+        `documents` are those of a sealed artifact.
 
         Raises:
             GoneError: a blob that was signed is not on the path any more.
@@ -83,6 +100,7 @@ class Export:
         ):
             raise GoneError("a blob of the path was removed")
         self._tokens = tokens
+        self._documents = documents
         self._cache = cache
         self._namespace = namespace
         self._model_name = model_name
@@ -106,6 +124,7 @@ class Export:
             "quant": manifest.identity.quant,
             "engine_version": f"mlx-lm {manifest.identity.mlx_lm}",
             "prefix_digest": format_digest(manifest.prefix.digest),
+            "session": attrs.asdict(manifest.session),
         }
 
     def stream(self) -> Iterator[bytes]:
@@ -132,8 +151,11 @@ class Export:
         """Record it, so that `reopen_export` opens it again.
 
         Raises:
+            GoneError: its path was removed by design since.
+            RevokedKeyError: some of it came from a key that was revoked meanwhile.
             StorageError: the ledger could not be written.
         """
+        self._lease.check()
         manifest = self.manifest
         record = ArtifactRecord(
             id=self.artifact_id,
@@ -141,16 +163,24 @@ class Export:
             namespace=self._namespace.id,
             scope=self._namespace.scope,
             model=self._model_name,
-            issuer=manifest.issuer.key_id,
-            created=manifest.created,
-            expires=manifest.expires,
+            issuer=manifest.terms.issuer.key_id,
+            origins=manifest.origins,
+            created=manifest.terms.created,
+            expires=manifest.terms.expires,
             tokens=manifest.prefix.tokens,
             size=self.size,
             tip=self._tip,
             recorded=now,
             encoder=ENCODER if self._is_encoded else "",
         )
-        ledger.keep_exported(record, self._verified.envelope, self._tokens)
+        papers = Papers(self._verified.envelope)
+        if self._documents is not None:
+            papers = attrs.evolve(
+                papers,
+                inside=manifest.encode(),
+                content_key=self._documents.content_key,
+            )
+        ledger.keep_exported(record, papers, self._tokens)
 
     @property
     def _is_encoded(self) -> bool:
@@ -161,24 +191,24 @@ class Export:
 
     def _pieces(self) -> Iterator[bytes]:
         self._lease.check()
+        documents = {ENVELOPE_NAME: self._verified.envelope, TOKENS_NAME: self._tokens}
+        if sealed := self._documents:
+            documents |= {PRIVATE_NAME: sealed.private, TOKENS_NAME: sealed.tokens}
         for entry in self._verified.entries():
             yield header(entry.name, entry.size)
             if isinstance(entry, BlobEntry):
                 yield from self._blob(entry)
-            elif entry.name == TOKENS_NAME:
-                yield self._tokens
             else:
-                yield self._verified.envelope
+                yield documents[entry.name]
             if gap := padding(entry.size):
                 yield gap
         yield TRAILER
 
     def _blob(self, entry: BlobEntry) -> Iterator[bytes]:
-        ref, left = self._refs[entry.digest], entry.size
-        if entry.codec is Codec.NONE:
-            pieces = plain(self._cache, self._namespace, ref)
-        else:
-            pieces = encoded(self._cache, self._namespace, ref, entry.layout)
+        left = entry.size
+        pieces = read_blob(self._cache, self._namespace, self._refs, entry)
+        if entry.seal is not None:
+            pieces = seal_blob(pieces, entry.seal.key)
         for piece in pieces:
             left -= len(piece)
             if left < 0:
@@ -195,7 +225,7 @@ def open_export(
 
     Args:
         cache: what was appended to it before is seen.
-        ledger: asked why there is nothing, if so.
+        ledger: counts the sessions, and is asked why there is nothing, if so.
         namespace: whose state is exported.
         tokens: encoded ids.
         issue: who signs, and for whom.
@@ -224,11 +254,30 @@ def open_export(
         undo.callback(lease.release)
         path = cache.path(namespace, lease.tip)
         prefix = tokens[: path[-1].end * TOKEN_SIZE]
-        manifest = write_manifest(namespace, path, prefix, issue)
+        refs = _refs(path)
+        session = Session()
+        if issue.session:
+            # Durable before anything leaves; one that is not used is left out.
+            sequence = ledger.next_sequence(namespace.scope, issue.session)
+            session = Session(issue.session, sequence)
+        manifest = write_manifest(namespace, path, prefix, issue, session)
         if issue.compress:
-            manifest = compress(cache, namespace, manifest, _refs(path))
-        envelope = seal(manifest.encode(), [issue.signer])
-        verified = _verify_own(envelope, issue.signer.public, issue.now, manifest)
+            manifest = compress(cache, namespace, manifest, refs)
+        documents = None
+        if issue.recipients:
+            envelope, documents = seal_export(
+                manifest,
+                prefix,
+                lambda blob: read_blob(cache, namespace, refs, blob),
+                keys=MessageKeys(issue.sealing_secret, namespace),
+                recipients=issue.recipients,
+                signer=issue.signer,
+            )
+        else:
+            envelope = sign_payload(manifest.encode(), [issue.signer])
+        verified = _verify_own(
+            envelope, issue.signer.public, issue.now, manifest, documents
+        )
         export = Export(
             cache,
             namespace,
@@ -236,6 +285,7 @@ def open_export(
             verified=verified,
             path=path,
             tokens=prefix,
+            documents=documents,
             lease=lease,
         )
         undo.pop_all()
@@ -249,6 +299,7 @@ def reopen_export(
     *,
     scope: str,
     key: PublicKey,
+    sealing_secret: bytes,
     now: datetime,
 ) -> Export:
     """Open a kept export again: the same bytes as before.
@@ -259,6 +310,7 @@ def reopen_export(
         artifact: its id.
         scope: the caller's; exports of others do not exist for it.
         key: this node's.
+        sealing_secret: this home's.
         now: aware.
 
     Raises:
@@ -274,10 +326,18 @@ def reopen_export(
         raise ArtifactGoneError("the artifact was signed with a key that was replaced")
     if record.encoder not in {"", ENCODER}:
         raise ArtifactGoneError("the artifact was compressed by another version")
-    envelope = ledger.envelope(record)
-    manifest = read_manifest(envelope)
+    papers = ledger.papers(record)
+    manifest = papers.manifest()
     namespace = ledger.namespace(record)
-    verified = _verify_own(envelope, key, now, manifest)
+    tokens = ledger.prefix(record, manifest)
+    documents = None
+    if papers.content_key:
+        keys = MessageKeys(sealing_secret, namespace)
+        documents = seal_documents(manifest, tokens, keys, papers.content_key)
+    try:
+        verified = _verify_own(papers.envelope, key, now, manifest, documents)
+    except DigestMismatchError as error:
+        raise ArtifactGoneError("the artifact's sealing secret was replaced") from error
     with contextlib.ExitStack() as undo:
         try:
             lease = cache.lease(namespace, record.tip, _OWNER)
@@ -289,7 +349,8 @@ def reopen_export(
                 model_name=record.model,
                 verified=verified,
                 path=path,
-                tokens=ledger.prefix(record, manifest),
+                tokens=tokens,
+                documents=documents,
                 lease=lease,
             )
         except GoneError as error:
@@ -303,13 +364,21 @@ def _refs(path: Sequence[NodeRecord]) -> dict[BlobDigest, BlobRef]:
 
 
 def _verify_own(
-    envelope: bytes, key: PublicKey, now: datetime, manifest: Manifest
+    envelope: bytes,
+    key: PublicKey,
+    now: datetime,
+    manifest: Manifest,
+    documents: Documents | None,
 ) -> VerifiedManifest:
     """What goes out passes our own checks first: a defect is found here, not there."""
-    return verify(
+    opened = open_artifact(
         envelope,
         trust=TrustList.of([TrustEntry(public_key=key, name="")]),
         now=now,
-        local=None,
-        own_key=next(iter(manifest.audience), None),
+        own_key=next(iter(manifest.terms.audience), None),
     )
+    if isinstance(opened, SealedArtifact):
+        if documents is None:
+            raise RuntimeError("a sealed artifact without its documents")
+        opened = opened.open_with(documents.private, documents.content_key)
+    return opened.fit(None)

@@ -17,19 +17,29 @@ from typing import Final
 
 import attrs
 
+from kvport.manifest.canonical import canonical_dumps
 from kvport.manifest.digests import ArtifactId
 from kvport.manifest.errors import KvportError
 from kvport.manifest.identity import KeyId, Provenance
 from kvport.manifest.limits import ARTIFACT_BYTES
+from kvport.manifest.recipients import RecipientKey
+from kvport.manifest.signed import SealedArtifact, SignedManifest
 from kvport.manifest.tokens import TOKEN_SIZE
 from kvport.manifest.trust import TrustList
-from kvport.manifest.verify import VerifiedManifest, VerifiedNode
+from kvport.manifest.verified import VerifiedManifest, VerifiedNode
+from kvport.manifest.verify import open_artifact
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Admitted, BlobRef, NodeRecord, Selection
-from kvport.snapshot.errors import GoneError, StorageError, TooLargeError
-from kvport.snapshot.transfer.container import ContainerReader, Receiver
-from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger
-from kvport.snapshot.transfer.matching import LocalModel, verify_for
+from kvport.snapshot.errors import (
+    GoneError,
+    StorageError,
+    TooLargeError,
+    UnknownModelError,
+)
+from kvport.snapshot.transfer.container import Accepted, ContainerReader
+from kvport.snapshot.transfer.ledger import ArtifactRecord, Direction, Ledger, Papers
+from kvport.snapshot.transfer.matching import LocalModel, fit
+from kvport.snapshot.transfer.sessions import Mark
 from kvport.snapshot.transfer.staging import Staging
 
 __all__ = ["Import", "ImportResult", "LocalModel"]
@@ -61,6 +71,7 @@ class _Accepted:
     verified: VerifiedManifest
     model: LocalModel
     staging: Staging
+    mark: Mark
 
 
 class Import:
@@ -77,6 +88,7 @@ class Import:
         models: Sequence[LocalModel],
         trust: Callable[[], TrustList],
         local: KeyId,
+        recipient: Callable[[], RecipientKey],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         max_bytes: int = ARTIFACT_BYTES,
     ) -> None:
@@ -88,6 +100,7 @@ class Import:
             models: that it may be for, each with the namespace of the caller's scope.
             trust: reads the trust list, as it is when the envelope has arrived.
             local: this node's key.
+            recipient: reads the key that opens what is sealed for this node.
             now: the wall clock, aware.
             max_bytes: cap on the container's size.
         """
@@ -96,10 +109,11 @@ class Import:
         self._models = models
         self._trust = trust
         self._local: Final = local
+        self._recipient = recipient
         self._now = now
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._reader: ContainerReader | None = ContainerReader(self._accept)
+        self._reader: ContainerReader | None = ContainerReader(self)
         self._accepted: _Accepted | None = None
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
@@ -162,30 +176,51 @@ class Import:
             with suppress(KvportError):
                 self._accepted.staging.discard()
 
-    def _accept(self, envelope: bytes) -> tuple[VerifiedManifest, Receiver]:
-        verified, model = verify_for(
-            self._models,
-            envelope,
-            trust=self._trust(),
-            now=self._now(),
-            own_key=self._local,
+    def accept(self, envelope: bytes) -> Accepted | SealedArtifact:
+        """See `Acceptor`: verify, and choose the model."""
+        opened = open_artifact(
+            envelope, trust=self._trust(), now=self._now(), own_key=self._local
         )
-        if verified.size > self._max_bytes:
-            raise TooLargeError(f"the artifact is above {self._max_bytes} bytes")
+        # Also of what is sealed: as yet nothing of it was read.
+        if not self._models:
+            raise UnknownModelError("no model with a cache is served here")
+        if isinstance(opened, SealedArtifact):
+            self._check_size(opened.size)
+            return opened
+        return self._begin(opened)
+
+    def open(self, sealed: SealedArtifact, private: bytes) -> Accepted:
+        """See `Acceptor`: go on with what is inside."""
+        return self._begin(sealed.open(private, self._recipient()))
+
+    def _begin(self, signed: SignedManifest) -> Accepted:
+        verified, model = fit(self._models, signed)
+        # Again at the admission; here before all of it has come.
+        mark = Mark.of(verified.manifest, verified.artifact_id)
+        self._ledger.check_session(mark)
+        self._check_size(verified.size)
         staging = Staging(self._cache, model.namespace, secrets.token_hex(16))
-        self._accepted = _Accepted(verified, model, staging)
+        self._accepted = _Accepted(verified, model, staging, mark)
         return verified, staging
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise TooLargeError(f"the artifact is above {self._max_bytes} bytes")
 
     def _admit(self) -> ImportResult:
         accepted = self._accepted
         if accepted is None or (room := accepted.staging.reservation) is None:
             raise RuntimeError("a whole container without a path")
         verified, staging = accepted.verified, accepted.staging
-        issuer = verified.manifest.issuer.key_id
+        issuer = verified.manifest.terms.issuer.key_id
         nodes = _records(staging.nodes, staging.tokens, issuer)
         staging.flush()
         namespace = accepted.model.namespace
-        with self._ledger.admission(self._record(accepted), verified.envelope):
+        papers = Papers(
+            verified.envelope, _inside(verified), identity=_admitted_as(verified)
+        )
+        record = self._record(accepted)
+        with self._ledger.admission(record, papers, accepted.mark):
             admitted = self._cache.admit(namespace, nodes, staging.files, room)
         # The proof waits for what others store: that must not evict it.
         with self._cache.lease(namespace, nodes[-1].id, _OWNER):
@@ -223,9 +258,10 @@ class Import:
             namespace=model.namespace.id,
             scope=model.namespace.scope,
             model=model.name,
-            issuer=manifest.issuer.key_id,
-            created=manifest.created,
-            expires=manifest.expires,
+            issuer=manifest.terms.issuer.key_id,
+            origins=manifest.origins,
+            created=manifest.terms.created,
+            expires=manifest.terms.expires,
             tokens=manifest.prefix.tokens,
             size=verified.size,
             tip=accepted.staging.nodes[-1].id,
@@ -253,6 +289,17 @@ def _records(
         )
         for node in nodes
     ]
+
+
+def _inside(verified: VerifiedManifest) -> bytes:
+    """The manifest of a sealed artifact: without its key it is not found again."""
+    return verified.manifest.encode() if verified.is_sealed else b""
+
+
+def _admitted_as(verified: VerifiedManifest) -> bytes:
+    if verified.admitted_as == verified.manifest.identity:
+        return b""
+    return canonical_dumps(verified.admitted_as.to_json())
 
 
 def _brought_by(issuer: KeyId, said: Provenance) -> Provenance:

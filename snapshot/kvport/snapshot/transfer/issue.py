@@ -24,8 +24,10 @@ from kvport.manifest.identity import KeyId, PointKind, Provenance
 from kvport.manifest.keys import SigningKey
 from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.manifest.limits import POINTS
-from kvport.manifest.model import Info, Issuer, Manifest
+from kvport.manifest.model import Info, Manifest, Session
 from kvport.manifest.parts import Blob, Point, Prefix, Segment
+from kvport.manifest.recipients import Recipient
+from kvport.manifest.terms import Issuer, Terms
 from kvport.snapshot.cache.records import Namespace, NodeRecord
 from kvport.snapshot.errors import GoneError
 
@@ -47,6 +49,9 @@ class Issue:
         audience: key ids of the nodes it is for; empty for anyone.
         info: for people.
         compress: whether blobs are encoded that are smaller so.
+        session: label of the conversation that it is of; empty for none.
+        recipients: who can open it, each once; empty for everyone.
+        sealing_secret: of this home, 32 bytes, from which keys of sealed blobs come.
     """
 
     signer: SigningKey
@@ -58,6 +63,9 @@ class Issue:
     audience: frozenset[KeyId] = frozenset()
     info: Info = attrs.field(factory=Info)
     compress: bool = False
+    session: str = ""
+    recipients: tuple[Recipient, ...] = ()
+    sealing_secret: bytes = attrs.field(default=b"", repr=False)
 
     @property
     def issuer(self) -> KeyId:
@@ -93,7 +101,11 @@ def restorable(layout: StateLayout, path: Sequence[NodeRecord]) -> list[bool]:
 
 
 def write_manifest(
-    namespace: Namespace, path: Sequence[NodeRecord], tokens: bytes, issue: Issue
+    namespace: Namespace,
+    path: Sequence[NodeRecord],
+    tokens: bytes,
+    issue: Issue,
+    session: Session,
 ) -> Manifest:
     """The manifest of a path of whole nodes.
 
@@ -102,6 +114,7 @@ def write_manifest(
         path: nodes from the root on.
         tokens: their encoded ids.
         issue: who signs, and when.
+        session: the conversation that it is of, and how far that has come.
 
     Raises:
         GoneError: the path's end is no restore point any more.
@@ -126,12 +139,15 @@ def write_manifest(
         prefix=_prefix(path[-1].key, path[-1].end, tokens),
         segments=_segments(layout, path, said, points),
         points=tuple(points),
-        scope=namespace.scope,
-        issuer=Issuer(issue.issuer, issue.issuer_name),
-        created=now,
-        expires=now + issue.lifetime,
-        nonce=secrets.token_hex(16),
-        audience=tuple(sorted(issue.audience)),
+        terms=Terms(
+            scope=namespace.scope,
+            issuer=Issuer(issue.issuer, issue.issuer_name),
+            created=now,
+            expires=now + issue.lifetime,
+            nonce=secrets.token_hex(16),
+            audience=tuple(sorted(issue.audience)),
+        ),
+        session=session,
         info=issue.info,
     )
 

@@ -44,12 +44,14 @@ class Artifacts:
         ledger: Ledger,
         scope: str,
         key: PublicKey,
+        sealing_secret: bytes,
         now: Callable[[], datetime],
     ) -> None:
         self._volume: Final = volume
         self._ledger: Final = ledger
         self._scope: Final = scope
         self._key: Final = key
+        self._sealing_secret: Final = sealing_secret
         self._now = now
 
     def keep(self, export: Export) -> None:
@@ -76,6 +78,7 @@ class Artifacts:
                 artifact,
                 scope=self._scope,
                 key=self._key,
+                sealing_secret=self._sealing_secret,
                 now=self._now(),
             )
 

@@ -5,16 +5,18 @@ the cache.
 
 Admission spans two databases, so that it has an order: the ledger's row with status
 `intent`; the index's commit, which is the admission; the row's status `admitted`. A
-crash in between leaves an intent, and `reconcile` asks the cache which it was.
+crash in between leaves an intent, and `reconcile` asks the cache which it was. How far
+a session has come (sessions.py) is stored with the last step, and never forgotten.
 
 Keys of removed nodes are kept to tell an evicted prefix from one that was never
 computed. They are bounded, and kept per namespace: no scope learns of another's.
 """
 
 import contextlib
+import json
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,87 +25,57 @@ from typing import Any, Final
 import attrs
 import structlog
 
-from kvport.manifest.canonical import strict_loads
 from kvport.manifest.digests import ArtifactId, Key, blob_digest
-from kvport.manifest.envelope import open_envelope
+from kvport.manifest.errors import RevokedKeyError
 from kvport.manifest.identity import KeyId
 from kvport.manifest.model import Manifest
-from kvport.manifest.nodes import NodeId
 from kvport.manifest.timestamps import format_time, parse_time
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace, Removed
 from kvport.snapshot.cache.schema import storage_errors
 from kvport.snapshot.errors import GoneError, StorageError
+from kvport.snapshot.transfer.ledger_records import ArtifactRecord, Direction, Papers
 from kvport.snapshot.transfer.ledger_tables import connect
+from kvport.snapshot.transfer.sessions import (
+    Mark,
+    check_mark,
+    next_sequence,
+    raise_mark,
+)
+
+__all__ = ["ArtifactRecord", "Direction", "Ledger", "Papers"]
 
 REMOVED_ROWS: Final = 100_000
 
 _COLUMNS: Final = (
-    "id", "direction", "namespace", "scope", "model", "issuer",
+    "id", "direction", "namespace", "scope", "model", "issuer", "origins",
     "created", "expires", "tokens", "size", "tip", "recorded", "encoder",
 )  # fmt: skip
 _TIMES: Final = ("created", "expires", "recorded")
 _PUT: Final = """
 INSERT OR REPLACE INTO artifact (id, direction, namespace, scope, model, issuer,
-    created, expires, tokens, size, tip, recorded, encoder, envelope, prefix, status)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    origins, created, expires, tokens, size, tip, recorded, encoder, envelope, inside,
+    content_key, identity, prefix, status)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _FORGET: Final = "DELETE FROM artifact WHERE id = ? AND direction = ? AND scope = ?"
 _SETTLE: Final = """
 UPDATE artifact SET status = 'admitted' WHERE id = ? AND direction = ? AND scope = ?"""
-_ENVELOPE: Final = """
-SELECT envelope FROM artifact WHERE id = ? AND direction = ? AND scope = ?"""
+_PAPERS: Final = """
+SELECT envelope, inside, content_key, identity FROM artifact
+WHERE id = ? AND direction = ? AND scope = ?"""
+_PURGE: Final = """
+DELETE FROM artifact WHERE EXISTS
+    (SELECT 1 FROM json_each(?) WHERE instr(origins, value) OR issuer = value)
+RETURNING id"""
 _PREFIX: Final = """
 SELECT prefix FROM artifact WHERE id = ? AND direction = ? AND scope = ?"""
 
 _log = structlog.get_logger(__name__)
 
 
-class Direction(StrEnum):
-    """Which way an artifact went."""
-
-    EXPORTED = "exported"
-    ADMITTED = "admitted"
-
-
 class _Status(StrEnum):
     INTENT = "intent"
     ADMITTED = "admitted"
-
-
-@attrs.frozen(kw_only=True)
-class ArtifactRecord:
-    """One artifact that went out or came in.
-
-    Attributes:
-        id: digest of its payload.
-        direction: which way it went.
-        namespace: id of the namespace that its state is in.
-        scope: that namespace's scope.
-        model: name under which the model was served.
-        issuer: key that issued it.
-        created: as signed.
-        expires: as signed; admitted state does not expire with it.
-        tokens: length of the prefix.
-        size: bytes of the container.
-        tip: last node of its path.
-        recorded: when it went, by this machine's clock.
-        encoder: version of what compressed it, empty if it is not compressed or was not
-            made here.
-    """
-
-    id: ArtifactId
-    direction: Direction
-    namespace: str
-    scope: str
-    model: str
-    issuer: KeyId
-    created: datetime
-    expires: datetime
-    tokens: int
-    size: int
-    tip: NodeId
-    recorded: datetime
-    encoder: str = ""
 
 
 class Ledger:
@@ -119,6 +91,7 @@ class Ledger:
         self._admissions = threading.Lock()
         self._connection = connect(path)
         self._namespaces: dict[str, Namespace] = {}
+        self._barred: frozenset[KeyId] = frozenset()
 
     def close(self) -> None:
         """Close the database."""
@@ -128,7 +101,7 @@ class Ledger:
     # Artifacts.
 
     def keep_exported(
-        self, record: ArtifactRecord, envelope: bytes, tokens: bytes
+        self, record: ArtifactRecord, papers: Papers, tokens: bytes
     ) -> None:
         """Record an export, so that it can be asked for again until it expires.
 
@@ -136,7 +109,7 @@ class Ledger:
 
         Args:
             record: what it is.
-            envelope: its signed bytes.
+            papers: its signed bytes.
             tokens: encoded ids of its prefix, which the cache does not keep together.
 
         Raises:
@@ -147,22 +120,29 @@ class Ledger:
                 "DELETE FROM artifact WHERE direction = ? AND expires <= ?",
                 (Direction.EXPORTED, format_time(record.recorded)),
             )
-            self._put(record, envelope, _Status.ADMITTED, zlib.compress(tokens))
+            self._put(record, papers, _Status.ADMITTED, zlib.compress(tokens))
 
     @contextlib.contextmanager
-    def admission(self, record: ArtifactRecord, envelope: bytes) -> Iterator[None]:
+    def admission(
+        self, record: ArtifactRecord, papers: Papers, mark: Mark | None = None
+    ) -> Iterator[None]:
         """Surround the index's commit: an intent before, `admitted` after.
 
-        One at a time, since two imports of one artifact share a row.
+        One at a time, since two imports of one artifact share a row, and a session only
+        goes forward. Its mark is raised with the status, in one commit.
 
         Raises:
+            RollbackError: the session has come further.
+            RevokedKeyError: some of its state came from a key that was revoked.
             StorageError: the ledger could not be written.
         """
         with self._admissions:
+            if mark is not None:
+                self.check_session(mark)
             before = self.find(record.id, record.direction, scope=record.scope)
             if before is None:
                 with self._transaction():
-                    self._put(record, envelope, _Status.INTENT)
+                    self._put(record, papers, _Status.INTENT)
             try:
                 yield
             except BaseException:
@@ -170,7 +150,46 @@ class Ledger:
                     self._forget(record)
                 raise
             with self._transaction():
-                self._put(record, envelope, _Status.ADMITTED)
+                self._put(record, papers, _Status.ADMITTED)
+                if mark is not None:
+                    raise_mark(self._all, mark)
+
+    def purge(self, keys: Collection[KeyId]) -> int:
+        """Forget artifacts with state that came from these keys, and take none again.
+
+        Waits for an admission that is under way. Marks of sessions stay.
+
+        Returns:
+            How many were forgotten.
+
+        Raises:
+            StorageError: the ledger could not be written.
+        """
+        with self._admissions, self._transaction():
+            self._barred |= frozenset(keys)
+            return len(self._all(_PURGE, (json.dumps(sorted(keys)),)))
+
+    # Sessions.
+
+    def next_sequence(self, scope: str, session: str) -> int:
+        """Count one more artifact of a session, durably, before it leaves.
+
+        Raises:
+            StorageError: the ledger could not be written.
+        """
+        with self._transaction():
+            return next_sequence(self._all, scope, session)
+
+    def check_session(self, mark: Mark) -> None:
+        """Refuse what is older than what was taken of its session.
+
+        Raises:
+            RollbackError: it is, or another one has its sequence.
+            StorageError: the ledger could not be read.
+        """
+        check_mark(self._all, mark)
+
+    # What is known.
 
     def artifacts(self, scope: str | None = None) -> list[ArtifactRecord]:
         """Artifacts that went out or came in, newest first; of one scope, or all.
@@ -193,16 +212,16 @@ class Ledger:
         )
         return found[0] if found else None
 
-    def envelope(self, record: ArtifactRecord) -> bytes:
-        """The signed bytes of an artifact, verified before it was recorded.
+    def papers(self, record: ArtifactRecord) -> Papers:
+        """The signed bytes of an artifact.
 
         Raises:
             StorageError: the ledger could not be read, or the record went.
         """
-        found = self._all(_ENVELOPE, _name(record))
+        found = self._all(_PAPERS, _name(record))
         if not found:
             raise StorageError("the artifact's record went")
-        return bytes(found[0][0])
+        return Papers(*map(bytes, found[0]))
 
     def prefix(self, record: ArtifactRecord, manifest: Manifest) -> bytes:
         """Encoded ids of a kept export's prefix, as its manifest has signed them.
@@ -227,8 +246,7 @@ class Ledger:
         """
         # A manifest takes time to read, and artifacts of one namespace are many.
         if (found := self._namespaces.get(record.namespace)) is None:
-            manifest = read_manifest(self.envelope(record))
-            found = Namespace.of(manifest.identity, record.scope, manifest.block_size)
+            found = self.papers(record).namespace(record.scope)
             self._namespaces[record.namespace] = found
         return found
 
@@ -244,8 +262,10 @@ class Ledger:
             except GoneError:
                 self._forget(record)
             else:
+                mark = Mark.of(self.papers(record).manifest(), record.id)
                 with self._transaction():
                     self._all(_SETTLE, _name(record))
+                    raise_mark(self._all, mark)
 
     # What went away.
 
@@ -294,15 +314,18 @@ class Ledger:
     def _put(
         self,
         record: ArtifactRecord,
-        envelope: bytes,
+        papers: Papers,
         status: _Status,
         prefix: bytes = b"",
     ) -> None:
-        values = attrs.asdict(record)
+        if not self._barred.isdisjoint({*record.origins, record.issuer}):
+            raise RevokedKeyError("state came from a key that was revoked meanwhile")
+        values = attrs.asdict(record, recurse=False)
+        values["origins"] = " ".join(sorted(record.origins))
         for name in _TIMES:
             values[name] = format_time(values[name])
         columns = (values[name] for name in _COLUMNS)
-        self._all(_PUT, (*columns, envelope, prefix, status))
+        self._all(_PUT, (*columns, *attrs.astuple(papers), prefix, status))
 
     def _forget(self, record: ArtifactRecord) -> None:
         with self._transaction():
@@ -332,11 +355,6 @@ class Ledger:
             yield
 
 
-def read_manifest(envelope: bytes) -> Manifest:
-    """The manifest of an envelope that was verified before it was recorded."""
-    return Manifest.from_json(strict_loads(open_envelope(envelope).payload))
-
-
 def _name(record: ArtifactRecord) -> tuple[str, ...]:
     return (record.id, record.direction, record.scope)
 
@@ -345,4 +363,6 @@ def _record(row: tuple[Any, ...]) -> ArtifactRecord:
     values = dict(zip(_COLUMNS, row, strict=True))
     for name in _TIMES:
         values[name] = parse_time(values[name])
-    return ArtifactRecord(**values | {"direction": Direction(values["direction"])})
+    values["direction"] = Direction(values["direction"])
+    values["origins"] = frozenset(map(KeyId, values["origins"].split()))
+    return ArtifactRecord(**values)

@@ -11,8 +11,9 @@ from typing import Final
 
 from kvport.snapshot.cache.schema import storage_errors
 from kvport.snapshot.errors import StorageError
+from kvport.snapshot.transfer.sessions import TABLES as SESSIONS
 
-FORMAT: Final = 3
+FORMAT: Final = 5
 """Of the tables, as SQLite's `user_version`."""
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -32,16 +33,19 @@ BEGIN IMMEDIATE;
 CREATE TABLE artifact (
     id TEXT NOT NULL, direction TEXT NOT NULL, namespace TEXT NOT NULL,
     scope TEXT NOT NULL, model TEXT NOT NULL, issuer TEXT NOT NULL,
+    origins TEXT NOT NULL,
     created TEXT NOT NULL, expires TEXT NOT NULL, tokens INTEGER NOT NULL,
     size INTEGER NOT NULL, tip BLOB NOT NULL, envelope BLOB NOT NULL,
-    prefix BLOB NOT NULL, recorded TEXT NOT NULL, encoder TEXT NOT NULL,
-    status TEXT NOT NULL,
+    inside BLOB NOT NULL, content_key BLOB NOT NULL, identity BLOB NOT NULL,
+    prefix BLOB NOT NULL,
+    recorded TEXT NOT NULL, encoder TEXT NOT NULL, status TEXT NOT NULL,
     PRIMARY KEY (id, direction, scope)
 );
 CREATE TABLE removed (
     n INTEGER PRIMARY KEY, namespace TEXT NOT NULL, key BLOB NOT NULL,
     reason TEXT NOT NULL, at TEXT NOT NULL, UNIQUE (namespace, key)
 );
+{SESSIONS}
 PRAGMA user_version={FORMAT};
 COMMIT;
 """

@@ -6,15 +6,13 @@ what to change.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 
 import attrs
 
 from kvport.manifest.digests import parse_digest
-from kvport.manifest.identity import KeyId
-from kvport.manifest.model import Manifest
-from kvport.manifest.trust import TrustList
-from kvport.manifest.verify import Local, VerifiedManifest, verify
+from kvport.manifest.equivalence import NONE, Equivalences
+from kvport.manifest.signed import Local, SignedManifest
+from kvport.manifest.verified import VerifiedManifest
 from kvport.snapshot.cache.records import Namespace
 from kvport.snapshot.errors import UnknownModelError
 
@@ -27,11 +25,13 @@ class LocalModel:
         name: under which it is served.
         tokenizer_digest: of its tokenizer's files, `blake3:<64 hex>`.
         namespace: where its state lives, in the importing caller's scope.
+        equivalences: other versions whose state is taken for the model's.
     """
 
     name: str
     tokenizer_digest: str
     namespace: Namespace
+    equivalences: Equivalences = NONE
 
     @property
     def requirement(self) -> Local:
@@ -41,40 +41,23 @@ class LocalModel:
             tokenizer=parse_digest(self.tokenizer_digest),
             block_size=self.namespace.block_size,
             model=self.name,
+            equivalences=self.equivalences,
         )
 
 
-def verify_for(
-    models: Sequence[LocalModel],
-    envelope: bytes,
-    *,
-    trust: TrustList,
-    now: datetime,
-    own_key: KeyId,
+def fit(
+    models: Sequence[LocalModel], signed: SignedManifest
 ) -> tuple[VerifiedManifest, LocalModel]:
-    """Verify an envelope against the model that it is for, or is closest to.
+    """Hold a manifest to the model that it is for, or is closest to.
 
     Raises:
         UnknownModelError: there is no model.
-        KvportError: another subclass, as of `verify`.
+        KvportError: another subclass, as of `SignedManifest.fit`.
     """
     if not models:
         raise UnknownModelError("no model with a cache is served here")
-    model = models[0]
-    if len(models) > 1:
-        # Signatures hold before the manifest is looked into; the fit is checked below.
-        unfitted = verify(envelope, trust=trust, now=now, local=None, own_key=own_key)
-        model = min(models, key=lambda each: _differences(unfitted.manifest, each))
-    verified = verify(
-        envelope, trust=trust, now=now, local=model.requirement, own_key=own_key
+    model = min(
+        models,
+        key=lambda each: len(each.requirement.mismatched_fields(signed.manifest)),
     )
-    return verified, model
-
-
-def _differences(manifest: Manifest, model: LocalModel) -> int:
-    here = model.requirement
-    return (
-        len(manifest.identity.mismatched_fields(here.identity))
-        + (manifest.tokenizer != here.tokenizer)
-        + (manifest.block_size != here.block_size)
-    )
+    return signed.fit(model.requirement), model

@@ -10,12 +10,14 @@ from typing import Final
 import attrs
 from blake3 import blake3
 
-from kvport.manifest.codec import Codec
+from kvport.manifest.arithmetic import PlacedBlob
+from kvport.manifest.blob_layout import BlobLayout
+from kvport.manifest.codec import Codec, is_encoded_size
 from kvport.manifest.digests import BlobDigest
-from kvport.manifest.layout import BlobLayout
 from kvport.manifest.limits import MIB
 from kvport.manifest.model import Manifest
 from kvport.manifest.parts import Blob
+from kvport.manifest.verified import BlobEntry
 from kvport.snapshot.cache.blob_stream import BlobStream
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import BlobRef, Namespace
@@ -56,13 +58,26 @@ def encoded(
     yield encoder.finish()
 
 
+def read_blob(
+    cache: Cache,
+    namespace: Namespace,
+    refs: Mapping[BlobDigest, BlobRef],
+    blob: BlobEntry | PlacedBlob,
+) -> Iterator[bytes]:
+    """A blob's bytes as its codec has them; errors as of `plain`."""
+    ref = refs[blob.digest]
+    if blob.codec is Codec.NONE:
+        return plain(cache, namespace, ref)
+    return encoded(cache, namespace, ref, blob.layout)
+
+
 def compress(
     cache: Cache,
     namespace: Namespace,
     manifest: Manifest,
     refs: Mapping[BlobDigest, BlobRef],
 ) -> Manifest:
-    """The manifest with each blob encoded that is smaller so; errors as of `plain`.
+    """The manifest with each blob encoded that may be so; errors as of `plain`.
 
     All blobs are read and encoded, for their sizes; nothing of them is kept. `refs` are
     those of the path.
@@ -75,7 +90,7 @@ def compress(
             ref = refs[blob.digest]
             size = sum(map(len, encoded(cache, namespace, ref, layout)))
             sizes[blob.digest] = size
-        if size >= blob.size:
+        if not is_encoded_size(size, blob.size):
             return blob
         return attrs.evolve(blob, codec=Codec.SHUFFLE_ZSTD, encoded_size=size)
 

@@ -24,7 +24,7 @@ from kvport.manifest.limits import MIB
 from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.parts import Blob
 from kvport.manifest.tokens import TOKEN_SIZE
-from kvport.manifest.verify import BlobEntry, VerifiedNode
+from kvport.manifest.verified import BlobEntry, VerifiedNode
 from kvport.snapshot.cache.account import NODE_BYTES, Reservation, whole_blocks
 from kvport.snapshot.cache.budget import Allowance
 from kvport.snapshot.cache.cache import Cache

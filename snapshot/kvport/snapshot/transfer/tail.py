@@ -25,6 +25,7 @@ from kvport.snapshot.errors import (
     EngineStoppedError,
     GoneError,
     QuotaError,
+    RevokedStateError,
     StorageError,
     TierError,
     WriteBudgetError,
@@ -37,6 +38,7 @@ _ERRORS: Final[dict[SkipReason, type[KvportError]]] = {
     SkipReason.CLOSED: EngineStoppedError,
     SkipReason.DEADLINE: EngineStoppedError,
     SkipReason.ABSENT: CacheAbsentError,
+    SkipReason.REVOKED: RevokedStateError,
 }
 _FORBIDDEN: Final[dict[SkipReason, type[KvportError]]] = {
     SkipReason.QUOTA: QuotaError,
@@ -75,6 +77,7 @@ def lease_whole_path(
         TierError: it may not be stored, and there is no whole node.
         QuotaError: likewise.
         WriteBudgetError: likewise.
+        RevokedStateError: its key was revoked in the meantime.
         StorageError: the volume failed.
     """
     last = match.nodes[-1]
