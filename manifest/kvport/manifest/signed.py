@@ -36,7 +36,7 @@ from kvport.manifest.identity import KeyId, StateIdentity, fingerprint
 from kvport.manifest.limits import ARTIFACT_BYTES, BLOCK_TOKENS
 from kvport.manifest.model import Manifest
 from kvport.manifest.recipients import Recipient, RecipientKey
-from kvport.manifest.sealed import PrivatePart, SealedManifest, private_context
+from kvport.manifest.sealed import PrivatePart, SealedManifest, Wrap, private_context
 from kvport.manifest.sealing import open_message, sealed_size
 from kvport.manifest.trust import TrustEntry
 from kvport.manifest.ustar import (
@@ -261,7 +261,7 @@ class SealedArtifact:
 
     def is_for(self, recipient: Recipient) -> bool:
         """Whether this key is one of the recipients'."""
-        return any(w.recipient == recipient.key_id for w in self.sealed.recipients)
+        return self._wrap_for(recipient) is not None
 
     def open(self, private: bytes, key: RecipientKey) -> SignedManifest:
         """The manifest inside.
@@ -278,12 +278,9 @@ class SealedArtifact:
             FormatError: what is inside is out of form, or contradicts the outside.
             LimitExceededError: what is inside is too large.
         """
-        sealed = self.sealed
-        mine = key.public.key_id
-        wraps = (wrap for wrap in sealed.recipients if wrap.recipient == mine)
-        if (wrap := next(wraps, None)) is None:
+        if (wrap := self._wrap_for(key.public)) is None:
             raise RecipientError("the artifact is not sealed for this machine")
-        nonce = bytes.fromhex(sealed.terms.nonce)
+        nonce = bytes.fromhex(self.sealed.terms.nonce)
         return self.open_with(private, key.unwrap(wrap.wrapped, nonce))
 
     def open_with(self, private: bytes, content_key: bytes) -> SignedManifest:
@@ -297,6 +294,10 @@ class SealedArtifact:
             raise ArithmeticMismatchError("the terms inside are not those outside")
         self._signed.check_origins(keys.manifest)
         return SignedManifest(PROOF, keys.manifest, self._signed, _Sealed(self, keys))
+
+    def _wrap_for(self, recipient: Recipient) -> Wrap | None:
+        wraps = (w for w in self.sealed.recipients if w.recipient == recipient.key_id)
+        return next(wraps, None)
 
 
 @attrs.frozen

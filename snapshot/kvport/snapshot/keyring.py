@@ -22,12 +22,13 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kvport.manifest.digests import parse_hex32
-from kvport.manifest.equivalence import Equivalence, Equivalences
+from kvport.manifest.equivalence import NONE, Equivalence, Equivalences
 from kvport.manifest.errors import FormatError, KvportError, OwnKeyError
 from kvport.manifest.identity import KeyId
 from kvport.manifest.keys import SigningKey
@@ -44,6 +45,8 @@ _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 _KEY_FILE_BYTES: Final = 128
+L = TypeVar("L")
+
 _API_KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 
 
@@ -133,10 +136,7 @@ class Keyring:
         data = _read(self._trust, TRUST_BYTES)
         if data is None:
             return TrustList()
-        try:
-            return TrustList.from_json(data)
-        except KvportError as error:
-            raise KeyFileError("the trust list is damaged") from error
+        return _decode(data, TrustList.from_json, "the trust list")
 
     def load_equivalences(self) -> Equivalences:
         """The equivalence pairs as they are now; none if there is no file.
@@ -146,11 +146,8 @@ class Keyring:
         """
         data = _read(self._equivalences, EQUIVALENCE_BYTES)
         if data is None:
-            return Equivalences()
-        try:
-            return Equivalences.decode(data)
-        except KvportError as error:
-            raise KeyFileError("the list of equivalences is damaged") from error
+            return NONE
+        return _decode(data, Equivalences.decode, "the list of equivalences")
 
     def accept(self, pair: Equivalence) -> None:
         """Take other versions for ours, from the next import on.
@@ -239,6 +236,13 @@ def _read_key(path: Path) -> str:
     if data is None:
         raise KeyFileError("a key file is missing")
     return data.decode("ascii", "replace").removesuffix("\n")
+
+
+def _decode(data: bytes, decode: Callable[[bytes], L], what: str) -> L:
+    try:
+        return decode(data)
+    except KvportError as error:
+        raise KeyFileError(f"{what} is damaged") from error
 
 
 def _read_secret(path: Path, what: str) -> bytes:

@@ -120,7 +120,7 @@ def prove(
     ) as bench:
         if bench.namespace.layout.head:
             raise UnsupportedModelError("limited caches depend on how they were filled")
-        pair = _pair(manifest.identity, bench.namespace.identity, verified)
+        pair = _pair(verified, bench.namespace.identity)
         trial = NONE if pair is None else NONE.with_pair(pair)
         artifact, path = bench.admit(file, trial)
         if artifact != verified.artifact_id:
@@ -160,10 +160,9 @@ def accept(home: Path, proof: Proof) -> bool:
     return True
 
 
-def _pair(
-    theirs: StateIdentity, ours: StateIdentity, verified: VerifiedManifest
-) -> Equivalence | None:
-    """The pair that would cover these versions, if nothing else differs."""
+def _pair(verified: VerifiedManifest, ours: StateIdentity) -> Equivalence | None:
+    """The pair that would cover its versions, if nothing else differs."""
+    theirs = verified.manifest.identity
     fields = theirs.mismatched_fields(ours)
     if not fields or not VERSION_FIELDS.issuperset(fields):
         return None

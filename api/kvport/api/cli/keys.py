@@ -9,6 +9,7 @@ from kvport.api.cli.options import home_option
 from kvport.api.cli.output import json_option, print_facts, print_json
 from kvport.manifest.identity import fingerprint
 from kvport.manifest.keys import PublicKey
+from kvport.manifest.recipients import Recipient
 from kvport.snapshot.keyring import Keyring
 
 
@@ -24,10 +25,7 @@ def show(home: Path, *, only_key: bool, as_json: bool) -> None:
     On the other machine: `kvport trust add PUBLIC_KEY --name NAME`. Compare the
     fingerprints that both commands print, over a channel that you trust.
     """
-    if only_key and not as_json:
-        click.echo(_public_key(home).raw.hex())
-    else:
-        _print(home, as_json=as_json)
+    _print(_public_key(home), only_key=only_key, as_json=as_json)
 
 
 @click.command()
@@ -39,7 +37,7 @@ def init(home: Path, *, as_json: bool) -> None:
     `kvport serve` does it too; this is for pairing machines before the first start.
     """
     Keyring(home).create()
-    _print(home, as_json=as_json)
+    _print(_public_key(home), as_json=as_json)
 
 
 @click.command()
@@ -58,22 +56,19 @@ def recipient(home: Path, *, only_key: bool, as_json: bool) -> None:
     if not home.exists():
         raise NoHomeError(f"the home {home} does not exist")
     public = Keyring(home).recipient_key().public
+    _print(public, only_key=only_key, as_json=as_json)
+
+
+def _print(
+    public: PublicKey | Recipient, *, as_json: bool, only_key: bool = False
+) -> None:
     if only_key and not as_json:
         click.echo(public.raw.hex())
-    else:
-        _print_key(public.key_id, public.raw, as_json=as_json)
-
-
-def _print(home: Path, *, as_json: bool) -> None:
-    public = _public_key(home)
-    _print_key(public.key_id, public.raw, as_json=as_json)
-
-
-def _print_key(key_id: str, raw: bytes, *, as_json: bool) -> None:
+        return
     facts = {
-        "key_id": key_id,
-        "fingerprint": fingerprint(key_id),
-        "public_key": raw.hex(),
+        "key_id": public.key_id,
+        "fingerprint": fingerprint(public.key_id),
+        "public_key": public.raw.hex(),
     }
     if as_json:
         print_json(facts)

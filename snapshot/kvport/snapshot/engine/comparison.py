@@ -1,18 +1,48 @@
-"""How far two states are apart that should be the same.
+"""Computing a state again, and how far it is from one that should be the same.
 
 Another machine or version rounds otherwise; another prompt, model or computation gives
 other values. Between the two lies `ROUNDING`.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 import mlx.core as mx
 
+from kvport.manifest.layout import BlobClass
+from kvport.snapshot.state import untyped
 from kvport.snapshot.state.rows import Leaves
+
+_CHUNK: Final = 512
 
 ROUNDING: Final = 0.05
 """Of the largest value of a leaf."""
+
+
+def evaluate(
+    module: untyped.Model,
+    caches: Sequence[untyped.Cache],
+    tokens: Sequence[int],
+    part: tuple[int, int],
+) -> None:
+    """Compute tokens [start, end) into caches that hold the ones before.
+
+    As prefill cuts them: at absolute multiples of a chunk.
+    """
+    at, end = part
+    while at < end:
+        stop = min(at - at % _CHUNK + _CHUNK, end)
+        module(mx.array([list(tokens[at:stop])]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+        at = stop
+
+
+def joined(rows: Mapping[BlobClass, Leaves], state: Leaves | None) -> Leaves:
+    """A segment's leaves of all classes, and a boundary's, if there is one."""
+    return {i: leaf for found in rows.values() for i, leaf in found.items()} | (
+        state or {}
+    )
 
 
 def difference(ours: Leaves, theirs: Leaves) -> float:

@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-import mlx.core as mx
-
 from kvport.manifest.coverage import WindowCoverage
 from kvport.manifest.identity import PointKind, Provenance
 from kvport.manifest.layout import BlobClass, LayerClass, StateLayout
@@ -19,7 +17,7 @@ from kvport.manifest.nodes import ROOT_NODE
 from kvport.manifest.tokens import TOKEN_SIZE, encode_tokens, prefix_keys
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace, NewSegment
-from kvport.snapshot.engine.comparison import ROUNDING, difference
+from kvport.snapshot.engine.comparison import ROUNDING, difference, evaluate, joined
 from kvport.snapshot.engine.stops import cuts
 from kvport.snapshot.errors import CapacityError, PromptCacheMismatchError
 from kvport.snapshot.state import untyped
@@ -32,7 +30,6 @@ from kvport.snapshot.state.rows import Leaves, held_rows, take
 _OWNER: Final = "convert"
 _FIRST: Final = 256
 """Rows that are compared: no other prompt has the same."""
-_CHUNK: Final = 512
 
 
 def check_prompt(
@@ -62,10 +59,7 @@ def check_prompt(
     by_rows = layout.has(BlobClass.KV)
     count = min(len(tokens), _FIRST) if by_rows else len(tokens)
     ours = make_caches(module, kv_form)
-    for start in range(0, count, _CHUNK):
-        part = tokens[start : min(start + _CHUNK, count)]
-        module(mx.array([list(part)]), cache=ours)
-        mx.eval([cache.state for cache in ours])
+    evaluate(module, ours, tokens, (0, count))
     found = [
         _checked(layout, filled, held, count, by_rows=by_rows)
         for filled, held in ((ours, count), (caches, len(tokens)))
@@ -94,9 +88,7 @@ def _checked(
         state=not by_rows,
         windows=() if by_rows else None,
     )
-    return {i: leaf for found in segment.values() for i, leaf in found.items()} | (
-        state or {}
-    )
+    return joined(segment, state)
 
 
 def store_caches(

@@ -9,22 +9,18 @@ compared; where all layers keep their rows that is one segment.
 import itertools
 from collections.abc import Sequence
 from random import SystemRandom
-from typing import Final
 
 import attrs
-import mlx.core as mx
 
 from kvport.manifest.layout import BlobClass, StateLayout
 from kvport.snapshot.cache.cache import Cache
 from kvport.snapshot.cache.records import Namespace, NodeRecord
-from kvport.snapshot.engine.comparison import difference
+from kvport.snapshot.engine.comparison import difference, evaluate, joined
 from kvport.snapshot.engine.restore import assemble
 from kvport.snapshot.state import untyped
 from kvport.snapshot.state.kv_form import KvForm
 from kvport.snapshot.state.probe import make_caches
 from kvport.snapshot.state.rows import Leaves, take
-
-_CHUNK: Final = 512
 
 
 @attrs.frozen
@@ -83,13 +79,7 @@ class Recomputer:
         """
         start, end = part
         ours = self._stored(start) if start else make_caches(self.module, self.kv_form)
-        at = start
-        while at < end:
-            # As prefill cuts them: at absolute multiples.
-            stop = min(at - at % _CHUNK + _CHUNK, end)
-            self.module(mx.array([list(self.tokens[at:stop])]), cache=ours)
-            mx.eval([one.state for one in ours])
-            at = stop
+        evaluate(self.module, ours, self.tokens, part)
         layout = self.namespace.layout
         mine, theirs = (
             _leaves(layout, held, part) for held in (ours, self._stored(end))
@@ -112,6 +102,4 @@ def _leaves(
         cuts=[part],
         state=layout.has(BlobClass.STATE),
     )
-    return {i: leaf for found in rows.values() for i, leaf in found.items()} | (
-        state or {}
-    )
+    return joined(rows, state)

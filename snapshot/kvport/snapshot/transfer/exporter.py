@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 
+from kvport.manifest.arithmetic import check_arithmetic
 from kvport.manifest.codec import Codec
 from kvport.manifest.digests import ArtifactId, BlobDigest, format_digest
 from kvport.manifest.envelope import sign_payload
@@ -333,7 +334,8 @@ def reopen_export(
     documents = None
     if papers.content_key:
         keys = MessageKeys(sealing_secret, namespace)
-        documents = seal_documents(manifest, tokens, keys, papers.content_key)
+        part = keys.private_part(manifest, check_arithmetic(manifest))
+        documents = seal_documents(part, tokens, papers.content_key)
     try:
         verified = _verify_own(papers.envelope, key, now, manifest, documents)
     except DigestMismatchError as error:

@@ -14,7 +14,6 @@ from kvport.manifest.equivalence import NONE, Equivalences
 from kvport.manifest.signed import Local, SignedManifest
 from kvport.manifest.verified import VerifiedManifest
 from kvport.snapshot.cache.records import Namespace
-from kvport.snapshot.errors import UnknownModelError
 
 
 @attrs.frozen
@@ -50,12 +49,13 @@ def fit(
 ) -> tuple[VerifiedManifest, LocalModel]:
     """Hold a manifest to the model that it is for, or is closest to.
 
+    Args:
+        models: at least one.
+        signed: the manifest.
+
     Raises:
-        UnknownModelError: there is no model.
-        KvportError: another subclass, as of `SignedManifest.fit`.
+        KvportError: a subclass, as of `SignedManifest.fit`.
     """
-    if not models:
-        raise UnknownModelError("no model with a cache is served here")
     model = min(
         models,
         key=lambda each: len(each.requirement.mismatched_fields(signed.manifest)),

@@ -65,6 +65,16 @@ class MessageKeys:
         """Key of a token entry's message."""
         return self._key(_TOKENS, digest)
 
+    def private_part(
+        self, manifest: Manifest, blobs: Iterable[PlacedBlob]
+    ) -> PrivatePart:
+        """The private part of an artifact with these blobs, in its order."""
+        return PrivatePart(
+            manifest,
+            self.of_tokens(manifest.prefix.digest),
+            tuple(self.of_blob(blob.digest, blob.codec) for blob in blobs),
+        )
+
     def _key(self, what: str, digest: BlobDigest) -> bytes:
         # The rest is of fixed width, the last part is not: no two inputs are alike.
         names = self.namespace.id.encode() + digest + what.encode()
@@ -86,26 +96,18 @@ class Documents:
     content_key: bytes = attrs.field(repr=False)
 
 
-def seal_documents(
-    manifest: Manifest, tokens: bytes, keys: MessageKeys, content_key: bytes
-) -> Documents:
+def seal_documents(part: PrivatePart, tokens: bytes, content_key: bytes) -> Documents:
     """The documents of a sealed artifact: the same for the same content key.
 
     Args:
-        manifest: the plain manifest.
+        part: the plain manifest, and the keys of its messages.
         tokens: its encoded ids.
-        keys: of its messages.
         content_key: 32 bytes, of this artifact only.
 
     Raises:
         LimitExceededError: the private part is too long.
     """
-    part = PrivatePart(
-        manifest,
-        keys.of_tokens(manifest.prefix.digest),
-        tuple(keys.of_blob(b.digest, b.codec) for b in check_arithmetic(manifest)),
-    )
-    context = private_context(manifest.terms.nonce)
+    context = private_context(part.manifest.terms.nonce)
     return Documents(
         seal_message(content_key, context, _salt(content_key), part.encode()),
         seal_message(part.tokens_key, TOKENS_CONTEXT, _salt(part.tokens_key), tokens),
@@ -137,7 +139,9 @@ def seal_export(
         KvportError: whatever `read` raises.
     """
     content_key = secrets.token_bytes(MESSAGE_KEY_BYTES)
-    documents = seal_documents(manifest, tokens, keys, content_key)
+    blobs = check_arithmetic(manifest)
+    part = keys.private_part(manifest, blobs)
+    documents = seal_documents(part, tokens, content_key)
     nonce = bytes.fromhex(manifest.terms.nonce)
     wraps = (Wrap(each.key_id, each.wrap(content_key, nonce)) for each in recipients)
     outside = SealedManifest(
@@ -146,8 +150,8 @@ def seal_export(
         private=_measured([documents.private]),
         tokens=_measured([documents.tokens]),
         blobs=tuple(
-            _measured(seal_blob(read(blob), keys.of_blob(blob.digest, blob.codec)))
-            for blob in check_arithmetic(manifest)
+            _measured(seal_blob(read(blob), key))
+            for blob, key in zip(blobs, part.blob_keys, strict=True)
         ),
     )
     envelope = sign_payload(outside.encode(), [signer], PayloadType.SEALED)
